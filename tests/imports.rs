@@ -356,6 +356,12 @@ async fn what_is_not_supported_is_refused() -> Outcome {
     assert_eq!(refusal.code, Some(1), "{}", refusal.stderr);
     assert!(refusal.stderr.contains("deberta-v2") && refusal.stderr.contains("mpnet"));
 
+    for flag in ["--dimensions", "--max-input-tokens"] {
+        let refusal = setup.import(&folder, &["--name", "own", flag, "0"]).await?;
+        assert_eq!(refusal.code, Some(2), "{}", refusal.stderr);
+        assert!(refusal.stderr.contains(&format!("invalid value '0' for '{flag}")));
+    }
+
     // What the service would refuse of a tokenizer is said here already.
     let folder = tiny(&setup, "xlm-roberta", "mean", Format::Version5)?;
     let endless =

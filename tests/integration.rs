@@ -96,17 +96,21 @@ mod tokens;
 mod top;
 /// Load and ill-treatment for longer than a test may take.
 mod trials;
+/// What an import tries of a model, and how it ends.
+mod tried_imports;
 /// The systemd units and the profiles laid over them.
 mod units;
 /// Clients that leave their replies in the bus.
 mod unread;
 /// A GPU's way, on a device that the CPU plays.
 mod webgpu;
+/// Files that others may write.
+mod writers;
 
 fn main() -> ExitCode {
     let tests = [
         access::tests(),
-        bench::tests(),
+        bench::all(),
         bulk::all(),
         cache::tests(),
         changes::tests(),
@@ -147,9 +151,11 @@ fn main() -> ExitCode {
         settings::tests(),
         tokens::tests(),
         top::tests(),
+        tried_imports::tests(),
         units::tests(),
         unread::tests(),
         webgpu::tests(),
+        writers::tests(),
     ];
     let tests = tests.into_iter().flatten();
     let words: Vec<String> = std::env::args().skip(1).collect();

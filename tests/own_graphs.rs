@@ -1,6 +1,6 @@
 //! What a graph of the user's own may ask for, and what becomes of one whose answer is of no use.
 
-use op_dbus_api::ErrorName;
+use op_dbus_api::ErrorName::{ModelCorrupt, WorkerFailed};
 
 use crate::harness::Outcome;
 use crate::harness::client::refused;
@@ -10,6 +10,7 @@ use crate::native::with_graph;
 tests! {
     a_graph_that_cannot_be_fed_is_not_imported: [],
     a_graph_whose_data_lie_elsewhere_is_not_imported: [],
+    a_graph_that_the_library_refuses_ends_nothing: [Bus, Runtime],
     a_text_without_a_finite_vector_costs_no_worker: [Bus, Runtime],
 }
 
@@ -56,6 +57,11 @@ fn node(operator: &str, inputs: &[&str], output: &str) -> Vec<u8> {
 
 /// The logarithms of a row of a table for each token; in the table is one zero. `more` of the table's own tensor.
 fn graph(inputs: &[Vec<u8>], more: &[u8]) -> Vec<u8> {
+    graph_with(&node("Log", &["rows"], "last_hidden_state"), inputs, more)
+}
+
+/// The same with another `last` node in place of the logarithms.
+fn graph_with(last: &[u8], inputs: &[Vec<u8>], more: &[u8]) -> Vec<u8> {
     let (rows, width) = (usize::from(VOCABULARY), usize::from(WIDTH));
     let mut table: Vec<f32> = (0..rows * width).map(|at| (at * 7 % 13 + 1) as f32).collect();
     table[WITHOUT_LOGARITHM * width] = 0.0;
@@ -66,7 +72,7 @@ fn graph(inputs: &[Vec<u8>], more: &[u8]) -> Vec<u8> {
     ];
     let graph = [
         field(1, node("Gather", &["table", "input_ids"], "rows")),
-        field(1, node("Log", &["rows"], "last_hidden_state")),
+        field(1, last),
         field(2, "logarithms"),
         field(5, tensor.concat()),
         inputs.iter().flat_map(|input| field(11, input)).collect(),
@@ -115,6 +121,37 @@ async fn a_graph_whose_data_lie_elsewhere_is_not_imported() -> Outcome {
         let refusal = with_graph(&graph).await.err().ok_or(location)?.to_string();
         assert!(refusal.contains("tensor table keeps its data in another file"), "{refusal}");
     }
+    // In the graphs that it was trained with, too.
+    let place = [field(1, "location"), field(2, "/etc/passwd")].concat();
+    let tensor = [number(2, FLOAT), field(8, "table"), field(13, place), number(14, 1)].concat();
+    for which in [1, 2] {
+        // The field 20, whose number does not fit in a byte of its header.
+        let training = field(which, field(5, &tensor));
+        let training = [vec![20 << 3 & 127 | 2 | 128, 1, training.len() as u8], training].concat();
+        let refusal = with_graph(&[graph(&[ids(), mask()], &[]), training].concat()).await;
+        let refusal = refusal.err().ok_or("training")?.to_string();
+        assert!(refusal.contains("tensor table keeps its data in another file"), "{refusal}");
+    }
+    Ok(())
+}
+
+async fn a_graph_that_the_library_refuses_ends_nothing() -> Outcome {
+    let inputs = [ids(), mask()];
+    let unknown = node("Backdoor", &["rows"], "last_hidden_state");
+    // Of a set of operators that a library brings, whose path the graph tells.
+    let elsewhere = [unknown.clone(), field(7, "/tmp/backdoor.so")].concat();
+    // One more side of the table, of 2^40.
+    let giant = graph(&inputs, &[8, 128, 128, 128, 128, 128, 32]);
+    let cases = [
+        (graph_with(&unknown, &inputs, &[]), ModelCorrupt, "No Op registered for Backdoor"),
+        (graph_with(&elsewhere, &inputs, &[]), ModelCorrupt, "No opset import for domain '/tmp/"),
+        (giant, WorkerFailed, "'table' declares a size of 1811995162574848 bytes"),
+    ];
+    for (graph, name, why) in cases {
+        let setup = with_graph(&graph).await?.env("OP_DBUS_CPU_ENGINE", "ort");
+        let refusal = setup.refusal(name).await?;
+        assert!(refusal.contains("own/model.onnx") && refusal.contains(why), "{why}: {refusal}");
+    }
     Ok(())
 }
 
@@ -123,7 +160,7 @@ async fn a_text_without_a_finite_vector_costs_no_worker() -> Outcome {
     let (_bus, _setup, daemon) = setup.alone().await?;
     let client = daemon.client();
     let expected = client.vectors(&["9"]).await?;
-    let refusal = refused(client.embedder.embed("8").await, ErrorName::WorkerFailed)?;
+    let refusal = refused(client.embedder.embed("8").await, WorkerFailed)?;
     assert!(refusal.contains("it has the value -inf in a vector"), "{refusal}");
     assert_eq!(client.vectors(&["9"]).await?, expected);
     assert_eq!(client.counter("worker_restarts").await?, 0);

@@ -15,7 +15,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::text_file::{self, Unusable};
+use crate::text_file::{self, Unusable, folder};
 
 /// The only version there is.
 const VERSION: u64 = 1;
@@ -113,7 +113,9 @@ impl StateFile {
         let state = read(path).unwrap_or_else(|unusable| {
             let unread = matches!(unusable, Unusable::Unreadable(_));
             warnings.push(match unusable {
-                Unusable::Damaged(reason) => move_aside(path, &reason),
+                Unusable::Damaged(reason) | Unusable::Foreign(reason, _) => {
+                    move_aside(path, &reason)
+                }
                 Unusable::Unreadable(reason) => not_used(path, &reason),
             });
             StateFile { unread, ..StateFile::empty(path) }
@@ -241,13 +243,6 @@ fn checksum(settings: &BTreeMap<String, Value>) -> serde_json::Result<String> {
 }
 
 const SUFFIX: &str = ".tmp";
-
-fn folder(path: &Path) -> &Path {
-    match path.parent() {
-        Some(folder) if folder != Path::new("") => folder,
-        _ => Path::new("."),
-    }
-}
 
 /// Makes the folder, and those above it, and waits until the disk has them.
 fn make(path: &Path) -> io::Result<()> {

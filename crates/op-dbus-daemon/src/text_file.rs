@@ -1,9 +1,11 @@
-//! Reading a small text file that anyone may have put there: bounded, and never blocking.
+//! Reading a small text file that anyone may have put there: bounded, never blocking, and none that others may write.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
+
+use op_dbus_models::foreign_writer;
 
 /// A larger file is neither a configuration nor a state.
 pub(crate) const BYTES_MAX: u64 = 1 << 20;
@@ -15,12 +17,15 @@ pub(crate) enum Unusable {
     Damaged(String),
     /// It could not be read at all, or is no file; nothing is known about its content.
     Unreadable(String),
+    /// Others may write it; and the command that ends that.
+    Foreign(String, String),
 }
 
 impl Unusable {
     pub(crate) fn reason(self) -> String {
         match self {
             Unusable::Damaged(reason) | Unusable::Unreadable(reason) => reason,
+            Unusable::Foreign(reason, fix) => format!("{reason}; type `{fix}`"),
         }
     }
 }
@@ -42,7 +47,11 @@ pub(crate) fn read(path: &Path) -> Result<Option<String>, Unusable> {
 }
 
 /// Opens the file if there is one. A named pipe must not block the start, hence `O_NONBLOCK`.
-fn open_regular(path: &Path) -> Result<Option<File>, Unusable> {
+///
+/// # Errors
+/// It can't be opened, is no regular file, or others may write it.
+pub(crate) fn open_regular(path: &Path) -> Result<Option<File>, Unusable> {
+    let unreadable = |error: io::Error| Unusable::Unreadable(error.to_string());
     let flags = nix::libc::O_NONBLOCK;
     let file = match OpenOptions::new().read(true).custom_flags(flags).open(path) {
         Ok(file) => file,
@@ -50,11 +59,22 @@ fn open_regular(path: &Path) -> Result<Option<File>, Unusable> {
         Err(error) if error.raw_os_error() == Some(nix::libc::ENXIO) => {
             return Err(Unusable::Unreadable("it is a socket, not a file".to_owned()));
         }
-        Err(error) => return Err(Unusable::Unreadable(error.to_string())),
+        Err(error) => return Err(unreadable(error)),
     };
-    match file.metadata() {
-        Ok(metadata) if metadata.is_file() => Ok(Some(file)),
-        Ok(_) => Err(Unusable::Unreadable("it is not a regular file".to_owned())),
-        Err(error) => Err(Unusable::Unreadable(error.to_string())),
+    let meta = file.metadata().map_err(unreadable)?;
+    if !meta.is_file() {
+        return Err(Unusable::Unreadable("it is not a regular file".to_owned()));
+    }
+    match foreign_writer(path, &meta, folder(path)) {
+        Some((reason, fix)) => Err(Unusable::Foreign(reason, fix)),
+        None => Ok(Some(file)),
+    }
+}
+
+/// The folder that the path names, which the file itself need not be in.
+pub(crate) fn folder(path: &Path) -> &Path {
+    match path.parent() {
+        Some(folder) if folder != Path::new("") => folder,
+        _ => Path::new("."),
     }
 }

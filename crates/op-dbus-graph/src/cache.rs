@@ -2,29 +2,20 @@
 //! digest on every read, rebuilt when anything is off, and never a reason to fail.
 
 use std::io::{self, Read, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde::Serialize;
 use sha2::digest::Output;
 use sha2::{Digest, Sha256};
 
 use crate::kept::{self, Kind, use_now};
-use crate::{COMPILER_VERSION, Family, Pooling, Target};
+use crate::{COMPILER_VERSION, Family, Recipe};
 
 /// The graphs in the cache.
 const GRAPHS: Kind = Kind { finished: "graph", unfinished: ".building-" };
 
 /// Bytes behind the graph in an entry: the SHA-256 of key and graph.
 const SEAL_BYTES: usize = 32;
-
-/// Where a graph came from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Origin {
-    /// Read from the cache.
-    Hit,
-    /// Compiled just now.
-    Built,
-}
 
 /// Everything that decides the content of a compiled graph. The compiler's version is added by the
 /// cache itself.
@@ -35,19 +26,11 @@ pub struct CacheKey {
     /// SHA-256 of `config.json`, 64 hex digits.
     pub config_sha256: String,
     /// SHA-256 of `config.json` and of the weights of each Dense module, 64 hex digits each.
-    // Left out where there are none, so that graphs cached before such modules are found again.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub dense_sha256: Vec<[String; 2]>,
     /// Encoder architecture.
     pub family: Family,
-    /// How token vectors become one vector.
-    pub pooling: Pooling,
-    /// Whether the graph normalises.
-    pub normalize: bool,
-    /// Longest row, in tokens.
-    pub max_input_tokens: usize,
-    /// Precision and dialect.
-    pub target: Target,
+    /// What the graph computes beside these files.
+    pub recipe: Recipe,
 }
 
 impl CacheKey {
@@ -59,47 +42,35 @@ impl CacheKey {
     }
 }
 
-/// A folder of compiled graphs.
-#[derive(Clone, Debug)]
-pub struct GraphCache {
-    dir: PathBuf,
-}
-
-impl GraphCache {
-    /// A cache in `dir`, which is made when something is first written.
-    pub fn new(dir: impl Into<PathBuf>) -> Self {
-        Self { dir: dir.into() }
-    }
-
-    /// The graph for `key`: read, or compiled and kept.
-    ///
-    /// An entry that is missing, damaged, cut short or of another compiler version is compiled
-    /// again and replaced. A folder that can't be written, or is full, costs a warning.
-    ///
-    /// # Errors
-    /// Only those of `compile`.
-    pub fn load_or_compile<E>(
-        &self,
-        key: &CacheKey,
-        compile: impl FnOnce() -> Result<Vec<u8>, E>,
-    ) -> Result<(Vec<u8>, Origin), E> {
-        let digest = key.digest();
-        let path = self.dir.join(format!("{digest:x}.graph"));
-        match read(&path, &digest) {
-            Ok(graph) => return Ok((graph, Origin::Hit)),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => {
-                let path = path.display();
-                tracing::warn!(%path, %error, "the cached graph can't be used; compiling it again");
-            }
-        }
-        let graph = compile()?;
-        if let Err(error) = write(&path, &digest, &graph) {
+/// The graph for `key` from the folder `dir`, which is made when something is first written: read, or compiled
+/// and kept. Tells whether it was compiled.
+///
+/// An entry that is missing, damaged, cut short or of another compiler version is compiled again and
+/// replaced. A folder that can't be written, or is full, costs a warning.
+///
+/// # Errors
+/// Only those of `compile`.
+pub fn load_or_compile<E>(
+    dir: &Path,
+    key: &CacheKey,
+    compile: impl FnOnce() -> Result<Vec<u8>, E>,
+) -> Result<(Vec<u8>, bool), E> {
+    let digest = key.digest();
+    let path = dir.join(format!("{digest:x}.graph"));
+    match read(&path, &digest) {
+        Ok(graph) => return Ok((graph, false)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => {
             let path = path.display();
-            tracing::warn!(%path, %error, "the compiled graph can't be kept for the next start");
+            tracing::warn!(%path, %error, "the cached graph can't be used; compiling it again");
         }
-        Ok((graph, Origin::Built))
     }
+    let graph = compile()?;
+    if let Err(error) = write(&path, &digest, &graph) {
+        let path = path.display();
+        tracing::warn!(%path, %error, "the compiled graph can't be kept for the next start");
+    }
+    Ok((graph, true))
 }
 
 fn write(path: &Path, key: &[u8], graph: &[u8]) -> io::Result<()> {

@@ -23,14 +23,17 @@ pub enum Error {
         expected: Vec<usize>,
     },
     /// A tensor has an element type that is not read yet.
-    #[error("tensor {name} has elements of type {found}; only 32-bit floats are supported")]
+    #[error(
+        "tensor {name} has elements of type {found}; supported: floats of 32 bits, in an import of 16 bits as \
+         well (sentence-transformers writes the former after model.float())"
+    )]
     ElementType {
         /// Name in the file.
         name: String,
         /// Element type in the file.
         found: String,
     },
-    /// A tensor's data is missing, too short, too long or outside the file.
+    /// A tensor's data is missing, too short or too long, or has values that are no finite numbers.
     #[error("tensor {name} is damaged: {problem}")]
     Tensor {
         /// Name in the file.

@@ -56,6 +56,10 @@ pub fn inspect(onnx: &[u8]) -> Result<GraphInfo, Error> {
 
     let mut tensors = Vec::new();
     collect_graph(&graph, &mut tensors);
+    for training in &model.training_info {
+        let graphs = training.initialization.iter().chain(&training.algorithm);
+        graphs.for_each(|graph| collect_graph(graph, &mut tensors));
+    }
     for function in &model.functions {
         collect_nodes(&function.node, &mut tensors);
         collect_attributes(&function.attribute_proto, &mut tensors);

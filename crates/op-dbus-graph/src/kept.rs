@@ -1,10 +1,15 @@
 //! Files in the cache that are whole or not there, most of them as large as models. Of each kind those are kept
-//! that were used last: of a model that is imported again and again, the cache would else hold every version.
+//! that were used last: of weights that are imported again and again, each time with another `config.json` or
+//! limit, their folder would else hold every version.
 
-use std::fs::{self, File};
+use std::fs::{self, File, Metadata, TryLockError};
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::SystemTime;
+
+use nix::unistd::geteuid;
+use tempfile::NamedTempFile;
 
 /// Files of a kind that are kept.
 const KEPT_MAX: usize = 12;
@@ -32,10 +37,7 @@ impl Kind {
         let folder = path.parent().unwrap_or(Path::new("."));
         fs::create_dir_all(folder)?;
         self.sweep(folder);
-        let mut file = tempfile::Builder::new().prefix(self.unfinished).tempfile_in(folder)?;
-        // Held until the file has its name: by this others know that it is being written. Where
-        // there are no locks, one that writes at the same time may cost us the file.
-        let _ = file.as_file().try_lock();
+        let mut file = self.begin(folder)?;
         write(file.as_file_mut())?;
         file.as_file().sync_all()?;
         file.persist(path)?;
@@ -43,13 +45,31 @@ impl Kind {
         File::open(folder)?.sync_all()
     }
 
+    /// A file with a lock that is held until the file has its name: by this others know that it is being written.
+    /// Where there are no locks, one that writes at the same time may cost us the file.
+    fn begin(&self, folder: &Path) -> io::Result<NamedTempFile> {
+        loop {
+            let file = tempfile::Builder::new().prefix(self.unfinished).tempfile_in(folder)?;
+            let is_locked = !matches!(file.as_file().try_lock(), Err(TryLockError::WouldBlock));
+            // Another one's sweep that came before our lock takes it for what a killed one has left.
+            if is_locked && file.path().exists() {
+                return Ok(file);
+            }
+        }
+    }
+
     /// Removes what writers that were killed have left: files that nobody holds a lock on any more.
     fn sweep(&self, folder: &Path) {
         for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
             let name = entry.file_name();
             let unfinished = name.as_encoded_bytes().starts_with(self.unfinished.as_bytes());
-            if unfinished && open(&entry.path()).is_ok_and(|file| file.try_lock().is_ok()) {
-                // What can't be removed stays for the next one.
+            if !unfinished {
+                continue;
+            }
+            let Ok(left) = open_regular(&entry.path()) else { continue };
+            // Held until the file is gone, so that nobody else begins to write it. What can't be removed stays for
+            // the next one.
+            if left.try_lock().is_ok() {
                 let _ = fs::remove_file(entry.path());
             }
         }
@@ -72,15 +92,40 @@ impl Kind {
     }
 }
 
-/// Opens one to read it. A pipe in its place would keep who opens it waiting for ever, a device who reads it.
+/// Opens one to read it, or to map it. Who else may write it could change what has been verified, and end who has
+/// mapped it.
 ///
 /// # Errors
-/// There is none, it is no file, or may not be read.
+/// There is none, it is no file, it may not be read, or others may write it.
 pub fn open(path: &Path) -> io::Result<File> {
+    let file = open_regular(path)?;
+    match foreign_writer(path, &file.metadata()?) {
+        None => Ok(file),
+        Some(problem) => Err(io::Error::new(io::ErrorKind::InvalidData, problem)),
+    }
+}
+
+/// A pipe in its place would keep who opens it waiting for ever, a device who reads it.
+fn open_regular(path: &Path) -> io::Result<File> {
     match fs::metadata(path)?.is_file() {
         true => File::open(path),
         false => Err(io::Error::new(io::ErrorKind::InvalidData, "it is not a regular file")),
     }
+}
+
+/// Whether others may write the file than its owner, or that is neither root, this process's user nor the owner of
+/// the folder, who decides what lies there in any case. op-dbus-models has the same rule for what is installed.
+fn foreign_writer(path: &Path, meta: &Metadata) -> Option<String> {
+    let mode = meta.mode() & 0o7777;
+    if mode & 0o022 != 0 {
+        return Some(format!("others than its owner may write it (mode {mode:04o})"));
+    }
+    let is_trusted = |owner| owner == 0 || owner == geteuid().as_raw();
+    let folder = path.parent().and_then(|folder| fs::metadata(folder).ok());
+    let is_the_folders = |owner| folder.is_some_and(|folder| folder.uid() == owner);
+    let owner = meta.uid();
+    (!is_trusted(owner) && !is_the_folders(owner))
+        .then(|| format!("the user {owner} may write it, whose its folder is not"))
 }
 
 /// Notes that a file is used now; where that can't be noted, it is as old as it is.
@@ -91,6 +136,8 @@ pub fn use_now(file: &File) {
 #[cfg(test)]
 mod tests {
     use std::io::Write;
+    use std::os::unix::fs::{PermissionsExt, chown};
+    use std::sync::atomic::{AtomicBool, Ordering};
     use std::time::Duration;
 
     use super::*;
@@ -122,11 +169,53 @@ mod tests {
     }
 
     #[test]
+    fn what_is_just_begun_is_not_swept_away() {
+        let folder = tempfile::tempdir().unwrap();
+        let begun = AtomicBool::new(true);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while begun.load(Ordering::Relaxed) {
+                    KIND.sweep(folder.path());
+                }
+            });
+            let kept = (0..2000).all(|_| KIND.begin(folder.path()).unwrap().path().exists());
+            begun.store(false, Ordering::Relaxed);
+            assert!(kept);
+        });
+    }
+
+    #[test]
     fn what_is_not_finished_leaves_nothing() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("one.whole");
         KIND.make(&path, |_| Err(io::ErrorKind::StorageFull.into())).unwrap_err();
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn what_others_may_write_is_not_opened() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("one.whole");
+        KIND.make(&path, |file| file.write_all(b"one")).unwrap();
+        let refusal = || open(&path).map(drop).unwrap_err().to_string();
+        for mode in [0o620, 0o602, 0o666] {
+            fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+            assert_eq!(refusal(), format!("others than its owner may write it (mode {mode:04o})"));
+        }
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
+        assert!(open(&path).is_ok());
+        if !geteuid().is_root() {
+            return;
+        }
+        let own = |path: &Path, owner| chown(path, Some(owner), None).unwrap();
+        own(&path, 4_000_000);
+        assert_eq!(refusal(), "the user 4000000 may write it, whose its folder is not");
+        // As root finds what the service has made.
+        own(folder.path(), 4_000_000);
+        assert!(open(&path).is_ok());
+        // As the service finds what root has left.
+        own(&path, 0);
+        assert!(open(&path).is_ok());
     }
 
     #[test]

@@ -8,7 +8,7 @@
 //! reader, a new precision or set of operators adds to the lowering, and neither sees the other.
 //!
 //! No runtime is linked: bytes in, bytes out. Every byte of the input may be hostile; whatever is
-//! wrong with it comes back as an [`Error`] that names the tensor or the key.
+//! wrong with it comes back as an [`Error`], which names the tensor or the key where one is to blame.
 
 pub mod cache;
 mod dense;
@@ -120,7 +120,7 @@ pub struct DenseFiles<'a> {
 }
 
 /// What a compiled graph computes beside the model's own files.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Recipe {
     /// How token vectors become one vector.
     pub pooling: Pooling,

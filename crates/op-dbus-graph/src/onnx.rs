@@ -28,8 +28,19 @@ pub(crate) struct Model {
     pub opset_import: Vec<OperatorSet>,
     #[prost(message, repeated, tag = "14")]
     pub metadata_props: Vec<Property>,
+    #[prost(message, repeated, tag = "20")]
+    pub training_info: Vec<Training>,
     #[prost(message, repeated, tag = "25")]
     pub functions: Vec<Function>,
+}
+
+/// How a model is trained further.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct Training {
+    #[prost(message, optional, tag = "1")]
+    pub initialization: Option<Graph>,
+    #[prost(message, optional, tag = "2")]
+    pub algorithm: Option<Graph>,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]

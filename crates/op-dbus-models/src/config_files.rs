@@ -34,7 +34,7 @@ pub(crate) struct Config {
     pub(crate) vocab_size: Option<usize>,
     pub(crate) max_position_embeddings: Option<usize>,
     pad_token_id: Option<usize>,
-    pub(crate) position_embedding_type: Option<String>,
+    position_embedding_type: Option<String>,
     pub(crate) auto_map: Option<IgnoredAny>,
     #[serde(default, deserialize_with = "null_is_absent")]
     pub(crate) matryoshka_dimensions: Vec<usize>,
@@ -42,8 +42,6 @@ pub(crate) struct Config {
     hidden_act: Option<String>,
     /// What DistilBERT calls `hidden_act`.
     activation: Option<String>,
-    is_decoder: Option<bool>,
-    relative_attention_num_buckets: Option<usize>,
     num_attention_heads: Option<usize>,
     /// What DistilBERT calls `num_attention_heads`.
     n_heads: Option<usize>,
@@ -87,71 +85,47 @@ impl Config {
         }
     }
 
-    fn heads(&self) -> (&'static str, Option<usize>) {
+    fn heads(&self) -> Option<usize> {
         match self.model_type.as_deref() {
-            Some("distilbert") => ("n_heads", self.n_heads),
-            _ => ("num_attention_heads", self.num_attention_heads),
+            Some("distilbert") => self.n_heads,
+            _ => self.num_attention_heads,
         }
     }
 
     /// The activation, under the first of its names: some are one function under two.
-    fn activation(&self) -> (&'static str, &str) {
-        let (key, stated) = match self.model_type.as_deref() {
-            Some("distilbert") => ("activation", &self.activation),
-            _ => ("hidden_act", &self.hidden_act),
+    fn activation(&self) -> &str {
+        let stated = match self.model_type.as_deref() {
+            Some("distilbert") => &self.activation,
+            _ => &self.hidden_act,
         };
         match stated.as_deref() {
-            None | Some("gelu_python") => (key, "gelu"),
-            Some("gelu_pytorch_tanh") => (key, "gelu_new"),
-            Some(other) => (key, other),
-        }
-    }
-
-    /// Refuses what the compiler would refuse when the service starts.
-    fn check(&self, family: Family) -> Result<(), Error> {
-        let (key, activation) = self.activation();
-        if !["gelu", "gelu_new", "relu"].contains(&activation) {
-            return Err(refuse(format!("{key} {activation}"), ACTIVATIONS));
-        }
-        if self.is_decoder == Some(true) && family != Family::Distilbert {
-            return Err(refuse("is_decoder true", "is_decoder false"));
-        }
-        let buckets = self.relative_attention_num_buckets.filter(|_| family == Family::Mpnet);
-        if let Some(buckets) = buckets.filter(|&buckets| buckets != 32) {
-            return Err(refuse(format!("relative_attention_num_buckets {buckets}"), "32"));
-        }
-        let ((key, heads), width) = (self.heads(), self.width().unwrap_or(0));
-        match heads {
-            Some(heads) if heads == 0 || !width.is_multiple_of(heads) => {
-                Err(refuse(format!("{key} {heads}"), format!("a number that divides {width}")))
-            }
-            _ => Ok(()),
+            None | Some("gelu_python") => "gelu",
+            Some("gelu_pytorch_tanh") => "gelu_new",
+            Some(other) => other,
         }
     }
 
     /// What the vectors depend on beside the weights, where it is not as the most models of the family
     /// have it.
     pub(crate) fn unusual(&self, family: Family) -> Vec<String> {
-        let (_, activation) = self.activation();
+        let activation = self.activation();
         let epsilon = match family {
             Family::Bert => Some(1e-12),
             Family::Mpnet | Family::Roberta => Some(1e-5),
             Family::Distilbert | Family::Onnx => None,
         };
         let stated = self.layer_norm_eps.unwrap_or(EPSILON);
-        let (_, heads) = self.heads();
         let first = self.pad_token_id.filter(|&pad| family == Family::Roberta && pad != 1);
         let lines = [
             (activation != "gelu").then(|| format!("activation {activation}")),
             epsilon.filter(|usual| *usual != stated).map(|_| format!("epsilon {stated:e}")),
-            heads.filter(|&heads| heads != 12).map(|heads| format!("heads {heads}")),
+            self.heads().filter(|&heads| heads != 12).map(|heads| format!("heads {heads}")),
             first.map(|pad| format!("padding {pad}")),
         ];
         lines.into_iter().flatten().collect()
     }
 }
 
-const ACTIVATIONS: &str = "gelu, gelu_python, gelu_new, gelu_pytorch_tanh, relu";
 /// The epsilon of a `config.json` that states none.
 const EPSILON: f32 = 1e-12;
 
@@ -202,17 +176,10 @@ pub(crate) fn read_family(config: &Config) -> Result<Family, Error> {
     if config.auto_map.is_some() {
         return Err(refuse("config.json with auto_map, which asks for code of its own", SUPPORTED));
     }
-    let family = match (config.family(), &config.model_type) {
-        (Some(family), _) => family,
-        (None, Some(other)) => return Err(refuse(format!("model_type {other}"), SUPPORTED)),
-        (None, None) => return Err(refuse("config.json without model_type", SUPPORTED)),
-    };
-    match config.position_embedding_type.as_deref() {
-        None | Some("absolute") => config.check(family).map(|()| family),
-        Some(other) => {
-            let found = format!("position_embedding_type {other}");
-            Err(refuse(found, "position_embedding_type absolute"))
-        }
+    match (config.family(), &config.model_type) {
+        (Some(family), _) => Ok(family),
+        (None, Some(other)) => Err(refuse(format!("model_type {other}"), SUPPORTED)),
+        (None, None) => Err(refuse("config.json without model_type", SUPPORTED)),
     }
 }
 

@@ -10,7 +10,7 @@ use crate::config_files::{
 };
 use crate::import::{ImportOptions, OnnxFacts};
 use crate::model::dense_paths;
-use crate::modules::{Dense, Module, read_dense, read_modules};
+use crate::modules::{Module, read_dense, read_modules};
 use crate::place::Place;
 use crate::{Error, Family, Pooling, transformer};
 
@@ -25,14 +25,12 @@ pub(crate) struct Description {
     pub prompts: BTreeMap<String, String>,
     pub default_prompt: Option<String>,
     pub matryoshka: Vec<usize>,
-    /// Rows and columns of the word embedding; 0 for a graph.
-    pub words: [usize; 2],
     /// Blocks that `config.json` states.
     pub layers: Option<usize>,
     /// What of `config.json` the vectors depend on, where it is unusual.
     pub unusual: Vec<String>,
-    /// The modules between pooling and normalisation.
-    pub dense: Vec<Dense>,
+    /// The folders of the Dense modules between pooling and normalisation.
+    pub dense: Vec<String>,
     /// The files to take over besides the weights.
     pub files: Vec<String>,
 }
@@ -44,23 +42,22 @@ pub(crate) fn sentence_transformers(place: &mut Place) -> Result<Description, Er
     let config: Config = require(place, "config.json")?;
     let family = read_family(&config)?;
     require_weights(place)?;
-    let (Some(width), Some(vocabulary)) = (config.width(), config.vocab_size) else {
+    let Some(width) = config.width().filter(|&width| width > 0) else {
         return Err(refuse(
-            "config.json without hidden_size (of DistilBERT: dim) or vocab_size",
-            "both of them",
+            "config.json without a usable hidden_size (of DistilBERT: dim)",
+            "a number of dimensions",
         ));
     };
     let pooling_file = format!("{}/config.json", modules.pooling);
     let pooling = read_pooling(&require(place, &pooling_file)?, &pooling_file, width)?;
-    let dense = read_dense(place, &modules.dense, width)?;
-    let dimensions = dense.last().map_or(width, |last| last.outputs);
+    let dimensions = read_dense(place, &modules.dense, width)?;
     let settings = transformer::read_settings(place)?;
     settings.check()?;
     let max_input_tokens = input_tokens(place, &config, family, settings.max_seq_length)?;
     let Prompts { prompts, default_prompt_name, .. } = read_prompts(place, dimensions)?;
     let mut files = vec!["tokenizer.json".to_owned(), "config.json".to_owned()];
     files.extend(["modules.json".to_owned(), pooling_file]);
-    files.extend(dense.iter().flat_map(|module| dense_paths(&module.folder)));
+    files.extend(modules.dense.iter().flat_map(|folder| dense_paths(folder)));
     files.extend(optional(place));
     Ok(Description {
         family,
@@ -73,8 +70,7 @@ pub(crate) fn sentence_transformers(place: &mut Place) -> Result<Description, Er
         layers: config.layers(),
         unusual: config.unusual(family),
         matryoshka: cuts(config.matryoshka_dimensions, dimensions),
-        words: [vocabulary, width],
-        dense,
+        dense: modules.dense.into_iter().map(str::to_owned).collect(),
         files,
     })
 }
@@ -129,7 +125,6 @@ pub(crate) fn onnx(
         prompts,
         default_prompt: default_prompt_name,
         matryoshka: config.map_or_else(Vec::new, |c| cuts(c.matryoshka_dimensions, dimensions)),
-        words: [0, 0],
         layers: None,
         unusual: Vec::new(),
         dense: Vec::new(),

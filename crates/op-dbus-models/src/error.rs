@@ -212,6 +212,9 @@ impl Error {
             Self::Sources { what, reasons, fix } => {
                 Self::Sources { what, reasons: told(reasons), fix }
             }
+            Self::Hook { what, source } => {
+                Self::Hook { what: told(what), source: told(source.to_string()).into() }
+            }
             other => other,
         }
     }

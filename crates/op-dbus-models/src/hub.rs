@@ -114,8 +114,6 @@ impl<'a> Hub<'a> {
             )));
         }
         std::fs::create_dir_all(&self.partial).map_err(fail)?;
-        // Where earlier versions kept theirs.
-        std::fs::remove_dir_all(self.partial.join("hub")).ok();
         let mut file = OpenOptions::new().create(true).append(true).open(part).map_err(fail)?;
         file.set_len(start).map_err(fail)?;
         let step = self.progress.step(format!("hub: {name}"), Some(bytes));

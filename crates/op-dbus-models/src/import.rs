@@ -3,13 +3,9 @@
 
 use std::path::{Path, PathBuf};
 
-use safetensors::Dtype;
-use safetensors::tensor::Metadata;
-
 use crate::config_files::{self, WEIGHTS_BYTES_MAX};
 use crate::describe::{self, Description};
 use crate::error::HookError;
-use crate::modules::Dense;
 use crate::place::Place;
 use crate::progress::Progress;
 use crate::staging::Writer;
@@ -43,7 +39,8 @@ pub struct ImportOptions<'a> {
     pub inspect: &'a Inspect<'a>,
     /// Tries the tokenizer before the model is installed.
     pub tokenizer: &'a TryTokenizer<'a>,
-    /// Tries the model itself before it is installed, unless it is a graph.
+    /// Tries the model itself before it is installed, unless it is a graph: what its configuration asks for and
+    /// whether its tensors fit that is looked at by nobody else.
     pub model: &'a TryModel<'a>,
     /// Where the steps are told.
     pub progress: &'a Progress,
@@ -80,7 +77,7 @@ pub(crate) fn bring(
     let mut files = vec![import.copy(weights_from, weights_to, bytes_max)?];
     let description = match description {
         Some(mut description) => {
-            check_weights(to.1, &mut description)?;
+            note_layers(to.1, &mut description)?;
             description
         }
         None => import.describe_graph(&to.1.join(weights_to))?,
@@ -88,7 +85,6 @@ pub(crate) fn bring(
     for file in &description.files {
         files.push(import.copy(file, file, config_files::bytes_max(file))?);
     }
-    description.dense.iter().try_for_each(|module| check_dense(to.1, module))?;
     import.try_tokenizer(description.max_input_tokens)?;
     let staged = Model { dir: to.1.to_owned(), ..model(name, source, description, files) };
     if staged.family != Family::Onnx {
@@ -111,7 +107,7 @@ fn model(name: &str, source: &Path, from: Description, files: Vec<FileRecord>) -
         prompts: from.prompts,
         default_prompt: from.default_prompt,
         matryoshka: from.matryoshka,
-        dense: from.dense.into_iter().map(|module| module.folder).collect(),
+        dense: from.dense,
         unusual: from.unusual,
         level: None,
         source: format!("folder: {}", source.display()),
@@ -234,74 +230,17 @@ fn agree(options: &ImportOptions<'_>, model: &Description) -> Result<(), Error> 
     Ok(())
 }
 
-/// Compares the tensors with what the configuration promises.
-fn check_weights(dir: &Path, description: &mut Description) -> Result<(), Error> {
-    const WORDS: &str = "embeddings.word_embeddings.weight";
-    const FILE: &str = "model.safetensors";
-    let header = weights::read_header(dir, FILE)?;
-    let family = match description.family {
-        Family::Mpnet => "MPNet",
-        Family::Roberta => "RoBERTa",
-        Family::Distilbert => "DistilBERT",
-        Family::Bert | Family::Onnx => "BERT",
-    };
-    check_tensor(&header, FILE, WORDS, &description.words, family)?;
-    let found = weights::layers(&header);
-    match description.layers {
-        Some(stated) if stated > found => Err(Error::unsupported(
-            format!("model.safetensors has {found} layers"),
-            format!("{family} weights of the {stated} layers that config.json states"),
-        )),
-        // The others lie there unused.
-        Some(stated) if stated < found => {
-            description.unusual.push(format!("layers {stated}"));
-            Ok(())
-        }
-        _ => Ok(()),
-    }
-}
-
-/// Compares the tensors of a Dense module in the folder `dir` with what its configuration promises.
-fn check_dense(dir: &Path, module: &Dense) -> Result<(), Error> {
-    let file = format!("{}/model.safetensors", module.folder);
-    let header = weights::read_header(dir, &file)?;
-    let weight = [module.outputs, module.inputs];
-    check_tensor(&header, &file, "linear.weight", &weight, "Dense")?;
-    if module.bias {
-        check_tensor(&header, &file, "linear.bias", &weight[..1], "Dense")?;
-    }
+/// Notes that there are more layers than are computed: the others lie there unused.
+fn note_layers(dir: &Path, description: &mut Description) -> Result<(), Error> {
+    let found = weights::layers(&weights::read_header(dir, "model.safetensors")?);
+    let stated = description.layers.filter(|&stated| stated < found);
+    description.unusual.extend(stated.map(|stated| format!("layers {stated}")));
     Ok(())
-}
-
-/// Refuses a file without exactly one tensor of this name, whatever comes before it, and this
-/// shape.
-fn check_tensor(
-    header: &Metadata,
-    file: &str,
-    name: &str,
-    expected: &[usize],
-    kind: &str,
-) -> Result<(), Error> {
-    let found = match weights::find(header, name) {
-        Some((shape, Dtype::F32)) if shape == expected => return Ok(()),
-        Some((shape, Dtype::F32)) => format!("a tensor {name} of shape {shape:?}"),
-        Some((_, element_type)) => {
-            return Err(Error::unsupported(
-                format!("{file} has a tensor {name} of {element_type}"),
-                "floats of 32 or 16 bits (sentence-transformers writes the former after \
-                 model.float())",
-            ));
-        }
-        None => format!("not one tensor {name}"),
-    };
-    Err(Error::unsupported(
-        format!("{file} has {found}"),
-        format!("{kind} weights of the shape {expected:?} that config.json states"),
-    ))
 }
 
 #[cfg(test)]
 mod tests {
+    use safetensors::Dtype;
     use safetensors::tensor::TensorView;
 
     use super::*;

@@ -32,6 +32,7 @@ mod tokenizer;
 mod transformer;
 mod weights;
 mod wheels;
+mod writers;
 
 pub use error::{Error, HookError};
 pub use import::{ImportOptions, OnnxFacts};
@@ -40,3 +41,4 @@ pub use progress::Progress;
 pub use pull::{PullOptions, Source};
 pub use runtime::{ProviderPlugin, RuntimeStore};
 pub use store::{Store, USUAL_DIR, named};
+pub use writers::foreign_writer;

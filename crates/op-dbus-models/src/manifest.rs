@@ -11,8 +11,7 @@ use serde::Deserialize;
 use crate::{Family, FileRecord, Level, Pooling};
 
 pub use libraries::{
-    Build, DeviceKind, Library, Plugin, Provider, auto, canonical, libraries, names, provider,
-    provider_names,
+    Build, Library, Plugin, Provider, auto, canonical, libraries, names, provider, provider_names,
 };
 
 /// A model that op-dbus knows by digest.

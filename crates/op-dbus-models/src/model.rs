@@ -3,13 +3,12 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::fs::Metadata;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use nix::unistd::geteuid;
 use serde::{Deserialize, Serialize};
 
+use crate::writers::foreign_writer;
 use crate::{Error, digest, manifest, named};
 
 /// The files of the Dense module in `folder`, as a record lists them: its configuration and its
@@ -365,18 +364,8 @@ pub(crate) fn refuse_foreign_writers(
     meta: &Metadata,
     dir: &Path,
 ) -> Result<(), Error> {
-    let mode = meta.permissions().mode();
-    let refuse = |reason, fix| Err(Error::Permission { path: path.to_owned(), reason, fix });
-    if mode & 0o022 != 0 {
-        let reason = format!("others than its owner may write it (mode {:04o})", mode & 0o7777);
-        return refuse(reason, format!("chmod go-w {}", path.display()));
+    match foreign_writer(path, meta, dir.parent().unwrap_or(dir)) {
+        Some((reason, fix)) => Err(Error::Permission { path: path.to_owned(), reason, fix }),
+        None => Ok(()),
     }
-    let store = dir.parent().unwrap_or(dir);
-    let is_trusted = |owner| owner == 0 || owner == geteuid().as_raw();
-    let is_the_stores = |owner| std::fs::metadata(store).is_ok_and(|store| store.uid() == owner);
-    if is_trusted(meta.uid()) || is_the_stores(meta.uid()) {
-        return Ok(());
-    }
-    let reason = format!("the user {} may write it, whose the store is not", meta.uid());
-    refuse(reason, format!("chown --reference={} {}", store.display(), path.display()))
 }

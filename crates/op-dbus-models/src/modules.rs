@@ -4,7 +4,6 @@
 use std::collections::BTreeSet;
 
 use serde::Deserialize;
-use serde_json::Value;
 
 use crate::Error;
 use crate::config_files::{lacks, refuse, require};
@@ -67,88 +66,28 @@ pub(crate) fn read_modules(modules: &[Module]) -> Result<Modules<'_>, Error> {
     Ok(Modules { pooling: folders[0], dense: folders[1..].to_vec(), normalize })
 }
 
-/// A Dense module: `activation(x · weightᵀ + bias)` on a text's vector.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Dense {
-    /// Its folder in the model's.
-    pub(crate) folder: String,
-    pub(crate) inputs: usize,
-    pub(crate) outputs: usize,
-    pub(crate) bias: bool,
-}
-
-/// What is read of a module's `config.json`; what is absent is as its authors assume it.
+/// What is read of a Dense module's `config.json`; the rest is looked at by who tries the model.
 #[derive(Deserialize)]
 struct DenseConfig {
-    in_features: usize,
     out_features: usize,
-    bias: Option<bool>,
-    activation_function: Option<String>,
-    module_input_name: Option<String>,
-    module_output_name: Option<String>,
-    #[serde(default)]
-    use_residual: bool,
 }
 
-/// The classes of `torch.nn` that the compiler knows.
-const ACTIVATIONS: [&str; 6] = ["Identity", "Tanh", "ReLU", "GELU", "Sigmoid", "SiLU"];
-/// The name of a text's vector on its way from module to module.
-const SENTENCE: &str = "sentence_embedding";
-
-/// Reads the Dense modules in `folders`, the first of which gets vectors of `width` numbers.
+/// Looks at the Dense modules in `folders`, the first of which gets vectors of `width` numbers. Returns how many
+/// the vectors behind the last have.
 pub(crate) fn read_dense(
     place: &mut Place,
     folders: &[&str],
-    width: usize,
-) -> Result<Vec<Dense>, Error> {
-    let mut modules: Vec<Dense> = Vec::new();
+    mut width: usize,
+) -> Result<usize, Error> {
     for folder in folders {
-        let inputs = modules.last().map_or(width, |before| before.outputs);
         let file = format!("{folder}/config.json");
-        let config: DenseConfig = require(place, &file)?;
-        config.check(&file, inputs)?;
+        width = require::<DenseConfig>(place, &file)?.out_features;
+        if width == 0 {
+            return Err(refuse(format!("{file} with out_features 0"), "at least 1"));
+        }
         require_dense_weights(place, folder)?;
-        modules.push(Dense {
-            folder: (*folder).to_owned(),
-            inputs,
-            outputs: config.out_features,
-            bias: config.bias.unwrap_or(true),
-        });
     }
-    Ok(modules)
-}
-
-impl DenseConfig {
-    fn check(&self, file: &str, inputs: usize) -> Result<(), Error> {
-        let unfit = |key: &str, value: Value, supported: String| {
-            Err(refuse(format!("{file} with {key} {value}"), supported))
-        };
-        if self.in_features != inputs {
-            let supported = format!("{inputs}, the width of the vectors that reach it");
-            return unfit("in_features", self.in_features.into(), supported);
-        }
-        if self.out_features == 0 {
-            return unfit("out_features", 0.into(), "at least 1".to_owned());
-        }
-        if self.use_residual {
-            return unfit("use_residual", true.into(), "false".to_owned());
-        }
-        for (key, name) in [
-            ("module_input_name", &self.module_input_name),
-            ("module_output_name", &self.module_output_name),
-        ] {
-            if let Some(name) = name.as_deref().filter(|name| *name != SENTENCE) {
-                return unfit(key, name.into(), SENTENCE.to_owned());
-            }
-        }
-        let stated = self.activation_function.as_deref().unwrap_or("torch.nn.Tanh");
-        let class = stated.strip_prefix("torch.nn.").and_then(|rest| rest.rsplit('.').next());
-        if !class.is_some_and(|class| ACTIVATIONS.contains(&class)) {
-            let supported = format!("{} of torch.nn", ACTIVATIONS.join(", "));
-            return unfit("activation_function", stated.into(), supported);
-        }
-        Ok(())
-    }
+    Ok(width)
 }
 
 fn require_dense_weights(place: &Place, folder: &str) -> Result<(), Error> {

@@ -1,5 +1,10 @@
 //! Reading single files out of a folder or a zip archive that nobody vouches for.
 
+mod folder;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{BufReader, Cursor, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
@@ -8,6 +13,7 @@ use zip::ZipArchive;
 
 use crate::progress::Step;
 use crate::{Error, FileRecord, digest, staging};
+use folder::Folder;
 
 /// How many times its bytes in an archive a file may have, beyond what is little: weights shrink by a
 /// fraction, and what unfolds so far was made to fill a disk.
@@ -17,16 +23,25 @@ const LITTLE_BYTES: u64 = 64 << 20;
 const POINTER: &[u8] = b"version https://git-lfs";
 
 /// A folder or a zip archive, seen from the folder inside it that the wanted files lie in.
-pub(crate) enum Place {
-    Folder { root: PathBuf },
+pub(crate) struct Place {
+    kind: Kind,
+    /// The SHA-256 of what was read of each file, none of one that was not there.
+    seen: BTreeMap<String, Option<String>>,
+}
+
+enum Kind {
+    Folder(Folder),
     Zip { path: PathBuf, archive: ZipArchive<BufReader<File>>, prefix: String },
 }
 
 impl Place {
+    fn of(kind: Kind) -> Self {
+        Self { kind, seen: BTreeMap::new() }
+    }
+
     /// Opens a folder.
     pub(crate) fn folder(path: &Path) -> Result<Self, Error> {
-        let root = path.canonicalize().map_err(|error| Error::io("read", path, error))?;
-        Ok(Self::Folder { root })
+        Ok(Self::of(Kind::Folder(Folder::new(path)?)))
     }
 
     /// Opens an archive at the given folder inside it.
@@ -34,31 +49,30 @@ impl Place {
         let open = || File::open(path).map(BufReader::new);
         let unread = |error| Error::io("read", path, error);
         let archive = ZipArchive::new(open().map_err(unread)?).map_err(|e| damaged(path, &e))?;
-        if let Some(name) = archive.file_names().find(|name| leaves(name)) {
-            let (what, instead) = match name.contains('\\') {
-                true => ("with a backslash in its name", "archives with / between folder and file"),
-                false => ("that leads out of it", "archives whose entries stay inside them"),
-            };
+        let wrong = archive.file_names().find_map(|name| Some((name, wrong_with(name)?)));
+        if let Some((name, (what, instead))) = wrong {
             return Err(Error::unsupported(
                 format!("{} has an entry `{name}` {what}", path.display()),
                 instead,
             ));
         }
         let start = archive.central_directory_start();
-        if open().and_then(|file| listed(file, start)).map_err(unread)? != archive.len() {
+        let listed = open().and_then(|file| listed(file, start)).map_err(unread)?;
+        let names: BTreeSet<String> = archive.file_names().map(without_dots).collect();
+        if [listed, names.len()] != [archive.len(); 2] {
             return Err(Error::unsupported(
                 format!("{} has several entries of one name", path.display()),
                 "archives that have each file once",
             ));
         }
         let prefix = if folder.is_empty() { String::new() } else { format!("{folder}/") };
-        Ok(Self::Zip { path: path.to_owned(), archive, prefix })
+        Ok(Self::of(Kind::Zip { path: path.to_owned(), archive, prefix }))
     }
 
     /// Opens an archive at the outermost folder inside it that has one of the named files.
     pub(crate) fn zip_around(path: &Path, markers: &[&str]) -> Result<Self, Error> {
         let mut place = Self::zip(path, "")?;
-        if let Self::Zip { archive, prefix, .. } = &mut place {
+        if let Kind::Zip { archive, prefix, .. } = &mut place.kind {
             let folders = markers.iter().filter_map(|marker| {
                 let folders = archive.file_names().filter_map(|name| name.strip_suffix(marker));
                 folders.filter(|f| f.is_empty() || f.ends_with('/')).min_by_key(|f| f.len())
@@ -86,31 +100,36 @@ impl Place {
 
     /// Where this is, for messages.
     pub(crate) fn path(&self) -> &Path {
-        match self {
-            Self::Folder { root } => root,
-            Self::Zip { path, .. } => path,
+        match &self.kind {
+            Kind::Folder(folder) => folder.root(),
+            Kind::Zip { path, .. } => path,
         }
     }
 
     /// Whether there is a file of that name.
     pub(crate) fn has(&self, name: &str) -> bool {
-        match self {
-            Self::Folder { root } => root.join(name).is_file(),
-            Self::Zip { archive, prefix, .. } => {
+        match &self.kind {
+            Kind::Folder(folder) => folder.root().join(name).is_file(),
+            Kind::Zip { archive, prefix, .. } => {
                 archive.index_for_name(&format!("{prefix}{name}")).is_some()
             }
         }
     }
 
-    /// The whole of a small file; nothing when it is not there.
+    /// The whole of a small file; nothing when it is not there. What is copied of that name later is the same, or
+    /// nothing.
     pub(crate) fn read(&mut self, name: &str, bytes_max: u64) -> Result<Option<Vec<u8>>, Error> {
         let mut bytes = Vec::new();
         let found = self.with(name, |reader, shown| {
-            let (total, _) = digest::copy(reader, &mut bytes, bytes_max, |_| ())
+            let (total, digest) = digest::copy(reader, &mut bytes, bytes_max, |_| ())
                 .map_err(|error| unreadable(shown, error))?;
-            within(shown, total, bytes_max)
+            within(shown, total, bytes_max)?;
+            Ok(digest)
         })?;
-        Ok(found.map(|()| bytes))
+        let is_there = found.is_some();
+        self.unchanged(name, found.as_ref())?;
+        self.seen.insert(name.to_owned(), found);
+        Ok(is_there.then_some(bytes))
     }
 
     /// Copies a file of at most `bytes_max` bytes and syncs it; returns its size and SHA-256, or
@@ -134,10 +153,25 @@ impl Place {
             file.sync_all().map_err(|error| Error::io("write", to, error))?;
             Ok((total, digest))
         });
+        let result = result.and_then(|copied| {
+            self.unchanged(name, copied.as_ref().map(|(_, digest)| digest))?;
+            Ok(copied)
+        });
         if result.is_err() {
             std::fs::remove_file(to).ok();
         }
         result
+    }
+
+    /// Refuses a file that is another than when it was read: what was made of it then would not be true of it.
+    fn unchanged(&self, name: &str, digest: Option<&String>) -> Result<(), Error> {
+        if self.seen.get(name).is_none_or(|seen| seen.as_ref() == digest) {
+            return Ok(());
+        }
+        Err(Error::unsupported(
+            format!("{} was changed while it was read", self.path().join(name).display()),
+            "files that nobody writes meanwhile",
+        ))
     }
 
     /// Copies the file that is to be `record`'s, and leaves it there only where it is; `source` is what
@@ -164,9 +198,11 @@ impl Place {
 
     /// The size that a file says it has; nothing when it is not there.
     pub(crate) fn bytes(&mut self, name: &str) -> Option<u64> {
-        match self {
-            Self::Folder { root } => std::fs::metadata(root.join(name)).ok().map(|m| m.len()),
-            Self::Zip { archive, prefix, .. } => {
+        match &mut self.kind {
+            Kind::Folder(folder) => {
+                std::fs::metadata(folder.root().join(name)).ok().map(|meta| meta.len())
+            }
+            Kind::Zip { archive, prefix, .. } => {
                 archive.by_name(&format!("{prefix}{name}")).ok().map(|entry| entry.size())
             }
         }
@@ -174,7 +210,7 @@ impl Place {
 
     /// The most bytes that come of a file which was not made to unfold without end.
     fn unfolded_max(&mut self, name: &str) -> u64 {
-        let Self::Zip { archive, prefix, .. } = self else { return u64::MAX };
+        let Kind::Zip { archive, prefix, .. } = &mut self.kind else { return u64::MAX };
         archive.by_name(&format!("{prefix}{name}")).map_or(u64::MAX, |entry| {
             entry.compressed_size().saturating_mul(UNFOLDED_MAX).saturating_add(LITTLE_BYTES)
         })
@@ -186,14 +222,13 @@ impl Place {
         name: &str,
         use_it: impl FnOnce(&mut dyn Read, &Path) -> Result<T, Error>,
     ) -> Result<Option<T>, Error> {
-        match self {
-            Self::Folder { root } => {
-                let shown = root.join(name);
-                let Some(path) = resolve(root, name)? else { return Ok(None) };
-                let mut file = File::open(&path).map_err(|e| Error::io("read", &path, e))?;
+        match &mut self.kind {
+            Kind::Folder(folder) => {
+                let shown = folder.root().join(name);
+                let Some(mut file) = folder.open(name)? else { return Ok(None) };
                 use_it(&mut itself(&mut file, &shown)?, &shown).map(Some)
             }
-            Self::Zip { path, archive, prefix } => {
+            Kind::Zip { path, archive, prefix } => {
                 let full = format!("{prefix}{name}");
                 let Some(index) = archive.index_for_name(&full) else { return Ok(None) };
                 let shown = path.join(&full);
@@ -224,33 +259,6 @@ fn itself<'a>(file: &'a mut dyn Read, shown: &Path) -> Result<impl Read + use<'a
     Ok(Cursor::new(head).chain(file))
 }
 
-/// The file behind a name, which may be a symbolic link as long as it stays in the folder.
-fn resolve(root: &Path, name: &str) -> Result<Option<PathBuf>, Error> {
-    let named = root.join(name);
-    let path = match named.canonicalize() {
-        Ok(path) => path,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(Error::io("read", &named, error)),
-    };
-    if !path.starts_with(root) {
-        return Err(Error::unsupported(
-            format!(
-                "{} is a symbolic link to {}, outside the folder",
-                named.display(),
-                path.display()
-            ),
-            "files that lie in the folder (`cp -rL` makes a copy with the files themselves)",
-        ));
-    }
-    if !path.is_file() {
-        return Err(Error::unsupported(
-            format!("{} is not a file", named.display()),
-            "plain files",
-        ));
-    }
-    Ok(Some(path))
-}
-
 /// How many entries the directory of an archive lists. Of those with one name the library knows the last
 /// alone, where others may take the first.
 fn listed(mut archive: impl Read + Seek, start: u64) -> std::io::Result<usize> {
@@ -270,8 +278,19 @@ fn listed(mut archive: impl Read + Seek, start: u64) -> std::io::Result<usize> {
     Ok(usize::MAX)
 }
 
-fn leaves(name: &str) -> bool {
-    name.starts_with('/') || name.contains('\\') || name.split('/').any(|part| part == "..")
+/// What is wrong with the name of an entry, and what would be right.
+fn wrong_with(name: &str) -> Option<(&'static str, &'static str)> {
+    if name.contains('\\') {
+        return Some(("with a backslash in its name", "archives with / between folder and file"));
+    }
+    let leaves = name.starts_with('/') || name.split('/').any(|part| part == "..");
+    leaves.then_some(("that leads out of it", "archives whose entries stay inside them"))
+}
+
+/// What a name means: `./a` and `a` are the same file, of which programs take one or the other.
+fn without_dots(name: &str) -> String {
+    let parts: Vec<&str> = name.split('/').filter(|part| !matches!(*part, "" | ".")).collect();
+    parts.join("/")
 }
 
 fn within(shown: &Path, total: u64, bytes_max: u64) -> Result<(), Error> {
@@ -297,56 +316,4 @@ fn damaged(path: &Path, error: &zip::result::ZipError) -> Error {
         format!("{} cannot be read as a zip archive ({error})", path.display()),
         "an undamaged, unencrypted zip archive",
     )
-}
-
-#[cfg(test)]
-mod tests {
-    use std::fs;
-    use std::io::Write;
-
-    use zip::ZipWriter;
-    use zip::write::SimpleFileOptions;
-
-    use super::*;
-
-    fn archive(folder: &Path, files: &[(&str, &[u8])]) -> PathBuf {
-        let path = folder.join("model.zip");
-        let mut zip = ZipWriter::new(File::create(&path).unwrap());
-        for (name, bytes) in files {
-            zip.start_file(*name, SimpleFileOptions::default()).unwrap();
-            zip.write_all(bytes).unwrap();
-        }
-        zip.finish().unwrap();
-        path
-    }
-
-    #[test]
-    fn an_archive_may_not_have_a_name_twice() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = archive(folder.path(), &[("a.json", b"{}"), ("b.json", b"[]"), ("c", b"c")]);
-        assert!(Place::zip(&path, "").unwrap().has("b.json"));
-        let mut bytes = fs::read(&path).unwrap();
-        while let Some(at) = bytes.windows(6).position(|window| window == b"b.json") {
-            bytes[at] = b'a';
-        }
-        fs::write(&path, bytes).unwrap();
-        let message = Place::zip(&path, "").err().unwrap().to_string();
-        assert!(message.contains("several entries of one name"), "{message}");
-    }
-
-    #[test]
-    fn an_archive_may_not_unfold_without_bound() {
-        let folder = tempfile::tempdir().unwrap();
-        let zeros = vec![0; usize::try_from(LITTLE_BYTES).unwrap() + (16 << 20)];
-        let little = &zeros[..1 << 20];
-        let path = archive(folder.path(), &[("bomb", &zeros), ("little", little)]);
-        let (mut place, to) = (Place::zip(&path, "").unwrap(), folder.path().join("to"));
-        place.copy("little", &to, u64::MAX, |_| ()).unwrap().unwrap();
-        fs::remove_file(&to).unwrap();
-        let copied = std::cell::Cell::new(0);
-        let refused = place.copy("bomb", &to, u64::MAX, |bytes| copied.set(bytes));
-        let message = refused.unwrap_err().to_string();
-        assert!(message.contains("bomb has more than"), "{message}");
-        assert!(copied.get() == 0 && !to.exists(), "{} bytes were written", copied.get());
-    }
 }

@@ -11,7 +11,6 @@ use indicatif::{DecimalBytes, MultiProgress, ProgressBar, ProgressDrawTarget, Pr
 pub struct Progress(Kind);
 
 enum Kind {
-    Silent,
     Lines(Mutex<Box<dyn Write + Send>>),
     Terminal(MultiProgress),
 }
@@ -36,13 +35,12 @@ impl Progress {
     /// Nothing.
     #[must_use]
     pub fn silent() -> Self {
-        Self(Kind::Silent)
+        Self::lines(std::io::sink())
     }
 
     /// One line that stays.
     pub fn say(&self, text: impl Display) {
         match &self.0 {
-            Kind::Silent => (),
             // A progress line that cannot be written must not fail the work that it tells of.
             Kind::Lines(sink) => {
                 if let Ok(mut sink) = sink.lock() {

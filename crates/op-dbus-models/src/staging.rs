@@ -77,7 +77,7 @@ impl Writer {
     /// An empty folder on the store's file system, which nobody else gets into.
     pub(crate) fn stage(&self) -> Result<Stage, Error> {
         let (staging, shown) = (self.root.join(STAGING), self.dir.join(STAGING));
-        make_dir(&staging).map_err(|error| error.renamed(&staging, &shown))?;
+        make_dir(&staging).map_err(|error| self.told(error))?;
         let make = || Stage::make(open_dir(&staging)?, &shown);
         make().map_err(|error| Error::io("write", &shown, error))
     }
@@ -104,7 +104,8 @@ impl Writer {
     }
 
     /// Moves a complete folder to its name. A folder that already has that name is set aside first
-    /// and then removed: a crash in between leaves the model not installed, never half installed.
+    /// and then removed: a crash in between leaves the model not installed, never half installed. What
+    /// can't be removed is told and is no error.
     pub(crate) fn commit(&self, staged: &Path, name: &str) -> Result<PathBuf, Error> {
         let target = self.dir.join(name);
         let fail = |error| Error::io("write", &target, error);
@@ -114,9 +115,12 @@ impl Writer {
         sync_tree(staged)?;
         self.set_aside(name)?;
         std::fs::rename(staged, self.root.join(name)).map_err(fail)?;
-        self.sync()?;
-        self.clear()?;
-        self.clear_partial(name)?;
+        // It is installed from here on: to call what follows a failure would have it said that nothing is.
+        for done in [self.sync(), self.clear(), self.clear_partial(name)] {
+            if let Err(error) = done {
+                writeln!(io::stderr(), "{name} is installed, but {error}").ok();
+            }
+        }
         Ok(target)
     }
 

@@ -15,9 +15,8 @@ use crate::{Error, Family, Level, Model};
 pub(crate) const RECORD: &str = "op-dbus.json";
 /// Every model has one.
 const TOKENIZER: &str = "tokenizer.json";
-/// The version of a record without Dense modules, and that of one with them, which programs that
-/// do not know of such modules must not take for a model without.
-const RECORD_VERSIONS: [u32; 2] = [1, 2];
+/// The version of a record. One of another version is not read.
+const RECORD_VERSION: u32 = 1;
 const RECORD_BYTES_MAX: u64 = 1 << 20;
 const NAME_BYTES_MAX: usize = 64;
 
@@ -88,12 +87,6 @@ impl Store {
             .collect();
         names.sort();
         names
-    }
-
-    /// Every installed model, by name; a folder that cannot be understood is an error in its place.
-    #[must_use]
-    pub fn list(&self) -> Vec<Result<Model, Error>> {
-        self.names().iter().map(|name| self.get(name)).collect()
     }
 
     /// Takes a model out of the store, damaged or not, and what a pull of it that broke off has left. Tells
@@ -271,8 +264,7 @@ fn described(built_in: &BuiltIn, source: String) -> Model {
 }
 
 fn write_record(dir: &Path, model: &Model) -> Result<(), Error> {
-    let version = RECORD_VERSIONS[usize::from(!model.dense.is_empty())];
-    let record = Record { version, model: model.clone() };
+    let record = Record { version: RECORD_VERSION, model: model.clone() };
     let path = dir.join(RECORD);
     let mut text = serde_json::to_vec_pretty(&record)
         .map_err(|error| Error::io("write", &path, error.into()))?;
@@ -325,10 +317,9 @@ pub(crate) fn parse_record(name: &str, path: &Path, bytes: &[u8]) -> Result<Mode
     let damaged = |reason: String| corrupt(name, path, reason);
     let record: Record =
         serde_json::from_slice(bytes).map_err(|error| damaged(error.to_string()))?;
-    if !RECORD_VERSIONS.contains(&record.version) {
-        let [first, last] = RECORD_VERSIONS;
-        let reason = format!("it has version {}, and {first} to {last} are known", record.version);
-        return Err(damaged(reason));
+    if record.version != RECORD_VERSION {
+        let found = record.version;
+        return Err(damaged(format!("it has version {found}, and {RECORD_VERSION} is known")));
     }
     match mistake(name, &record.model) {
         Some(mistake) => Err(damaged(mistake.to_owned())),

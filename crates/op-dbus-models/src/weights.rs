@@ -48,15 +48,6 @@ pub(crate) fn read_header(dir: &Path, name: &str) -> Result<Metadata, Error> {
     Ok(header)
 }
 
-/// Shape and element type of the one tensor whose name ends in `suffix`: exporters put various
-/// prefixes before.
-pub(crate) fn find<'a>(header: &'a Metadata, suffix: &str) -> Option<(&'a [usize], Dtype)> {
-    let tensors = header.tensors();
-    let mut names = tensors.iter().filter(|(name, _)| name.ends_with(suffix));
-    let (_, info) = names.next()?;
-    Some((info.shape.as_slice(), info.dtype)).filter(|_| names.next().is_none())
-}
-
 /// How many blocks the weights have: one more than the largest number that a name has for its layer.
 pub(crate) fn layers(header: &Metadata) -> usize {
     let tensors = header.tensors();

@@ -13,7 +13,6 @@ pub type Driven = (&'static str, fn(&[u8]));
 /// All that is driven here.
 pub const TARGETS: &[Driven] = &[("computed", computed)];
 
-const PRECISIONS: [Precision; 3] = [Precision::F32, Precision::Bf16, Precision::Int8];
 /// Ids that the kept cases' vocabularies have, and one that they have not.
 const BATCH: Batch<'_> = Batch { ids: &[0, 1, 2, 1, 9, 2], lengths: &[3, 1, 2] };
 /// A folder that can't be made: nothing is kept.
@@ -30,7 +29,7 @@ fn computed(bytes: &[u8]) {
         Some("mpnet") => Family::Mpnet,
         _ => Family::Bert,
     };
-    for precision in PRECISIONS {
+    for precision in Precision::ALL {
         let options = Options {
             cache_dir: PathBuf::from(NOWHERE),
             key: String::new(),

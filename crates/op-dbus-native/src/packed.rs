@@ -94,7 +94,8 @@ impl Packed {
             file => file?,
         };
         let damaged = |what| io::Error::new(io::ErrorKind::InvalidData, what);
-        // SAFETY: the file lies in a folder that only workers of this very model write, and every writer of
+        // SAFETY: `kept::open` has seen on this descriptor that nobody may write the file but its owner, who is
+        // root, this user or the folder's owner. Of these only workers of this very model do, and every writer of
         // ours makes a new file and renames it; nothing shortens or changes one that is mapped. Another of
         // them could, once the model has taken it over, which would have this one just as well. What it
         // could have this one do is bounded by what this one may. The bytes are read as numbers alone, for

@@ -1,6 +1,7 @@
 //! Finds out whether a file is an ONNX Runtime that this process can use, and loads it once.
 
 use std::error::Error as _;
+use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
@@ -99,7 +100,7 @@ pub(crate) fn problem(path: &Path) -> io::Result<Option<String>> {
         return Ok(None);
     }
     match std::fs::metadata(path)?.is_file() {
-        true => Ok(elf::problem(&std::fs::read(path)?)),
+        true => elf::problem(&mut File::open(path)?),
         false => Err(io::Error::other("it is not a file")),
     }
 }

@@ -115,6 +115,35 @@ fn what_cannot_be_used_is_moved_aside() {
     }
 }
 
+#[test]
+fn a_file_that_others_may_write_is_moved_aside() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("state.json");
+    let mut state = sample(&path);
+    state.save().unwrap();
+    for mode in [0o664, 0o646] {
+        fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+        // Who only looks is told how to keep it.
+        let (looked, warning) = StateFile::read(&path);
+        assert_eq!(looked, StateFile::empty(&path));
+        let expected = format!("(mode {mode:04o}); type `chmod go-w {}`", path.display());
+        assert!(warning.unwrap().ends_with(&expected));
+        let (mut opened, warnings) = StateFile::open(&path);
+        assert_eq!(opened, StateFile::empty(&path));
+        let expected = "is not used: others than its owner may write it";
+        assert!(warnings.len() == 1 && warnings[0].contains(expected), "{warnings:?}");
+        let names = names(folder.path());
+        assert!(names.len() == 1 && names[0].starts_with("state.json.corrupt-"), "{names:?}");
+        // As an administrator takes it back.
+        let aside = folder.path().join(&names[0]);
+        fs::set_permissions(&aside, fs::Permissions::from_mode(0o644)).unwrap();
+        fs::rename(aside, &path).unwrap();
+        assert_eq!(StateFile::read(&path), (state.clone(), None));
+        opened.save().unwrap();
+        state.save().unwrap();
+    }
+}
+
 /// Of all the system there is one /dev/null.
 #[test]
 fn something_else_in_its_place_stays() {

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use op_dbus_engine::{Backend, BackendError, BatchLimits, Buckets, LoadErrorKind};
-use op_dbus_graph::cache::{CacheKey, GraphCache, Origin};
+use op_dbus_graph::cache::{CacheKey, load_or_compile};
 use op_dbus_graph::{
     DenseFiles, Dialect, Family, ModelFiles, Precision as Computed, Recipe, Target,
 };
@@ -141,34 +141,29 @@ fn compiled(
     (family, precision): (Family, Computed),
     spec: &Spec,
 ) -> Result<Vec<u8>, BackendError> {
-    let target = Target { precision, dialect: dialect(spec) };
-    let pooling = model::pooling(model);
+    let recipe = Recipe {
+        pooling: model::pooling(model),
+        normalize: model.normalize,
+        max_input_tokens: model.max_input_tokens,
+        target: Target { precision, dialect: dialect(spec) },
+    };
     let (weights, config) = (model.weights(), model.config());
     let key = CacheKey {
         weights_sha256: model.recorded_sha256(&weights).to_owned(),
         config_sha256: model.recorded_sha256(&config).to_owned(),
         dense_sha256: model::dense_sha256(model).collect(),
         family,
-        pooling,
-        normalize: model.normalize,
-        max_input_tokens: model.max_input_tokens,
-        target,
+        recipe,
     };
     let build = || {
-        let recipe = Recipe {
-            pooling,
-            normalize: model.normalize,
-            max_input_tokens: model.max_input_tokens,
-            target,
-        };
         let (config, bytes) = (model::read_json(model, &config)?, model::read(model, &weights)?);
         let dense = model::dense(model)?;
         let dense = dense.iter().map(|(config, weights)| DenseFiles { config, weights }).collect();
         let files = ModelFiles { family, config: &config, weights: &bytes, dense };
         op_dbus_graph::compile(&recipe, &files).map_err(|error| refused(&weights, &error))
     };
-    let (graph, origin) = GraphCache::new(&spec.cache_dir).load_or_compile(&key, build)?;
-    tracing::info!(model = model.name, built = origin == Origin::Built, "graph ready");
+    let (graph, built) = load_or_compile(&spec.cache_dir, &key, build)?;
+    tracing::info!(model = model.name, built, "graph ready");
     Ok(graph)
 }
 

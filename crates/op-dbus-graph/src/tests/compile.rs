@@ -175,6 +175,7 @@ fn another_element_type_is_named() {
     let file = safetensors::serialize(views, None).unwrap();
     let message = model.compile_weights(&file).unwrap_err().to_string();
     assert!(message.contains(name) && message.contains("F16"), "{message}");
+    assert!(message.contains("model.float()"), "{message}");
 }
 
 #[test]
@@ -221,6 +222,10 @@ fn configurations_that_can_not_be_served_say_why() {
     model.config["hidden_size"] = json!("eight");
     let error = model.compile().unwrap_err();
     assert!(matches!(error, Error::Config(_)), "{error}");
+    let mut model = Tiny::new(Family::Mpnet);
+    model.config["relative_attention_num_buckets"] = json!(64);
+    let message = refusal(&model);
+    assert!(message.contains("relative_attention_num_buckets is 64"), "{message}");
 }
 
 #[test]

@@ -7,9 +7,9 @@ use prost::Message;
 
 use super::exported::export;
 use super::tiny::{self, Tiny};
-use crate::Family;
 use crate::export::onnx_to_safetensors;
 use crate::inspect::inspect;
+use crate::{Error, Family};
 
 /// One thing that can happen to a file.
 #[derive(Clone, Debug)]
@@ -120,9 +120,6 @@ fn weights_cut_short_anywhere_are_refused() {
     for length in (0..whole.len()).step_by(7) {
         assert!(Tiny::new(Family::Bert).compile_weights(&whole[..length]).is_err(), "{length}");
     }
-    let message =
-        Tiny::new(Family::Bert).compile_weights(&whole[..whole.len() - 1]).unwrap_err().to_string();
-    assert!(message.contains("tensor encoder.layer") && message.contains("lie at"), "{message}");
 }
 
 /// A safetensors file with this header and `data` zeros.
@@ -134,24 +131,20 @@ fn with_header(header: &str, data: usize) -> Vec<u8> {
 }
 
 #[test]
-fn impossible_headers_name_their_tensor() {
-    let cases = [
-        (r#"{"big":{"dtype":"F32","shape":[4611686018427387904,4],"data_offsets":[0,8]}}"#, "big"),
-        (
-            r#"{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},
-             "b":{"dtype":"F32","shape":[2],"data_offsets":[4,12]}}"#,
-            "tensor b",
-        ),
-        (r#"{"gap":{"dtype":"F32","shape":[2],"data_offsets":[4,12]}}"#, "gap"),
-        (r#"{"back":{"dtype":"F32","shape":[2],"data_offsets":[8,0]}}"#, "back"),
-        (r#"{"minus":{"dtype":"F32","shape":[-2],"data_offsets":[0,8]}}"#, "minus"),
-        (r#"{"far":{"dtype":"F32","shape":[2],"data_offsets":[0,18446744073709551615]}}"#, "far"),
-        (r#"{"few":{"dtype":"F32","shape":[200],"data_offsets":[0,12]}}"#, "few"),
+fn impossible_headers_are_refused() {
+    let headers = [
+        r#"{"big":{"dtype":"F32","shape":[4611686018427387904,4],"data_offsets":[0,8]}}"#,
+        r#"{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},
+            "b":{"dtype":"F32","shape":[2],"data_offsets":[4,12]}}"#,
+        r#"{"gap":{"dtype":"F32","shape":[2],"data_offsets":[4,12]}}"#,
+        r#"{"back":{"dtype":"F32","shape":[2],"data_offsets":[8,0]}}"#,
+        r#"{"minus":{"dtype":"F32","shape":[-2],"data_offsets":[0,8]}}"#,
+        r#"{"far":{"dtype":"F32","shape":[2],"data_offsets":[0,18446744073709551615]}}"#,
+        r#"{"few":{"dtype":"F32","shape":[200],"data_offsets":[0,12]}}"#,
     ];
-    for (header, name) in cases {
-        let file = with_header(header, 12);
-        let message = Tiny::new(Family::Bert).compile_weights(&file).unwrap_err().to_string();
-        assert!(message.contains(name), "{name}: {message}");
+    for header in headers {
+        let error = Tiny::new(Family::Bert).compile_weights(&with_header(header, 12)).unwrap_err();
+        assert!(matches!(error, Error::Safetensors(_)), "{header}: {error}");
     }
 }
 

@@ -9,6 +9,7 @@ use crate::inspect::{ElementType, inspect};
 use crate::onnx::writer::port;
 use crate::onnx::{
     Attribute, EXTERNAL, Entry, FLOAT, Function, Graph, INT64, Model, Node, SparseTensor, Tensor,
+    Training,
 };
 
 fn external(location: &str) -> Tensor {
@@ -81,6 +82,15 @@ fn hidden_places_are_searched_too() {
 
         let mut model = export(&tiny::bert());
         model.functions.push(Function { attribute_proto: vec![attribute], ..Function::default() });
+        assert!(inspect(&model.encode_to_vec()).is_err());
+    }
+    let graph = || Some(Graph { initializer: vec![bad()], ..Graph::default() });
+    for training in [
+        Training { initialization: graph(), algorithm: None },
+        Training { initialization: None, algorithm: graph() },
+    ] {
+        let mut model = export(&tiny::bert());
+        model.training_info.push(training);
         assert!(inspect(&model.encode_to_vec()).is_err());
     }
     let mut model = export(&tiny::bert());

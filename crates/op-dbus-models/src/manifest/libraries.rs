@@ -2,7 +2,7 @@
 
 use std::sync::LazyLock;
 
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 
 use crate::{Error, FileRecord};
 
@@ -50,23 +50,11 @@ pub struct Provider {
     pub aliases: Vec<String>,
     /// What ONNX Runtime calls it, in its list of devices and in the placement of nodes.
     pub execution_provider: String,
-    /// The kinds of devices that it may have.
-    pub devices: Vec<DeviceKind>,
+    /// The kinds of devices that it may have: `cpu`, `gpu`, `npu`.
+    pub devices: Vec<String>,
     /// What must be on the machine besides the library; empty when nothing must.
     #[serde(default)]
     pub needs: String,
-}
-
-/// A kind of device, as ONNX Runtime tells them apart.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum DeviceKind {
-    /// The processor.
-    Cpu,
-    /// A graphics processor.
-    Gpu,
-    /// A processor for neural networks.
-    Npu,
 }
 
 /// A library for one kind of processor.

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::fixture::{self, Bench, WIDTH, refusal, set, tensors};
+use super::fixture::{self, Bench, refusal, set};
 use crate::Family;
 
 #[test]
@@ -37,17 +37,4 @@ fn families_are_told_by_their_model_type() {
     config["pad_token_id"] = json!(u64::MAX);
     set(&mut files, "config.json", &config);
     assert!(refusal(&files).contains("max_position_embeddings"));
-}
-
-#[test]
-fn weights_of_a_family_may_have_its_name_before_theirs() {
-    for prefix in ["roberta", "distilbert"] {
-        let mut files = fixture::model(prefix);
-        let name = format!("{prefix}.embeddings.word_embeddings.weight");
-        files.insert("model.safetensors".into(), tensors(&[(&name, &[fixture::WORDS, WIDTH])]));
-        Bench::new().import_files(&files).unwrap();
-        files.insert("model.safetensors".into(), tensors(&[(&name, &[fixture::WORDS, 9])]));
-        let message = refusal(&files);
-        assert!(message.to_lowercase().contains(&format!("{prefix} weights")), "{message}");
-    }
 }

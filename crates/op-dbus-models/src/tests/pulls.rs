@@ -292,7 +292,7 @@ fn what_a_dead_pull_left_is_not_loaded_and_goes_with_the_next() {
     let dead = bench.store.dir().join(".staging/.tmpdead/files");
     fixture::write_folder(&dead, &files(""));
     fs::write(dead.join("op-dbus.json"), "{}").unwrap();
-    assert!(bench.store.list().is_empty());
+    assert!(bench.store.names().is_empty());
     assert!(bench.store.get(".staging").is_err());
     let from = bench.path("from");
     fixture::write_folder(&from, &files(""));

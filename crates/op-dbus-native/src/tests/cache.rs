@@ -2,6 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::ErrorKind;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -87,6 +88,18 @@ fn a_header_that_lies_of_its_sizes_costs_no_memory() {
     fs::write(&file, lying).unwrap();
     let error = Packed::open(&place, layout()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidData, "{error}");
+    packed.save(&place).unwrap();
+    assert!(Packed::open(&place, layout()).unwrap().is_some());
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "maps a file, which Miri does not")]
+fn a_file_that_others_may_write_is_not_mapped() {
+    let folder = tempfile::tempdir().unwrap();
+    let (place, file, packed) = saved(folder.path());
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o646)).unwrap();
+    let error = Packed::open(&place, layout()).unwrap_err();
+    assert!(error.to_string().contains("others than its owner may write it"), "{error}");
     packed.save(&place).unwrap();
     assert!(Packed::open(&place, layout()).unwrap().is_some());
 }

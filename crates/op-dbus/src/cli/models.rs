@@ -1,16 +1,18 @@
 //! `op-dbus models`: what is in the model store, and how it gets there and out.
 
 mod list;
+mod tokenizer;
 
 use std::error::Error;
 use std::fmt;
 use std::io::Write;
+use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
 use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, Subcommand, ValueEnum};
 use op_dbus_embedder::backend;
-use op_dbus_engine::{Tokenizer, foreign, with_causes};
+use op_dbus_engine::foreign;
 use op_dbus_graph::inspect::{ElementType, Port, inspect};
 use op_dbus_models::{
     HookError, ImportOptions, Model, OnnxFacts, Pooling, Progress, PullOptions, Source, Store,
@@ -103,11 +105,11 @@ pub struct ImportArgs {
     /// Numbers in one vector, for an ONNX graph without anything that says it or with several outputs
     /// that it could be; refused where the model says another
     #[arg(long, value_name = "NUMBERS")]
-    dimensions: Option<usize>,
+    dimensions: Option<NonZeroUsize>,
     /// Most tokens of one text, for an ONNX graph: before what its files say, up to the positions of
     /// its config.json; refused for other models where they say another
     #[arg(long, value_name = "TOKENS")]
-    max_input_tokens: Option<usize>,
+    max_input_tokens: Option<NonZeroUsize>,
 }
 
 /// A pooling, as a flag names it.
@@ -213,12 +215,10 @@ fn import(store: &Store, args: &ImportArgs, json: bool) -> Outcome {
         None => name_from(&args.path)?,
     };
     let progress = Progress::stderr();
+    let dimensions = args.dimensions.map(NonZeroUsize::get);
     let options = ImportOptions {
-        inspect: &|onnx| facts(onnx, args.dimensions),
-        tokenizer: &|json, tokens| {
-            let tokenizer = Tokenizer::from_bytes(json, tokens).map(drop);
-            Ok(tokenizer.map_err(|error| with_causes(&error))?)
-        },
+        inspect: &|onnx| facts(onnx, dimensions),
+        tokenizer: &tokenizer::check,
         model: &backend::check,
         progress: &progress,
         pooling: args.pooling.map(|pooling| match pooling {
@@ -226,8 +226,8 @@ fn import(store: &Store, args: &ImportArgs, json: bool) -> Outcome {
             PoolingName::Cls => Pooling::Cls,
             PoolingName::Max => Pooling::Max,
         }),
-        dimensions: args.dimensions,
-        max_input_tokens: args.max_input_tokens,
+        dimensions,
+        max_input_tokens: args.max_input_tokens.map(NonZeroUsize::get),
     };
     let model = store.import(&args.path, &name, &options)?;
     tell(&model, &format!("imported from {}", model.source), json)

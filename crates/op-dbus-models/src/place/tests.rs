@@ -1,0 +1,87 @@
+//! What is refused of archives, and of files that change.
+
+use std::fs;
+use std::io::Write;
+
+use zip::ZipWriter;
+use zip::write::SimpleFileOptions;
+
+use super::*;
+
+fn archive(folder: &Path, files: &[(&str, &[u8])]) -> PathBuf {
+    let path = folder.join("model.zip");
+    let mut zip = ZipWriter::new(File::create(&path).unwrap());
+    for (name, bytes) in files {
+        zip.start_file(*name, SimpleFileOptions::default()).unwrap();
+        zip.write_all(bytes).unwrap();
+    }
+    zip.finish().unwrap();
+    path
+}
+
+#[test]
+fn an_archive_may_not_have_a_name_twice() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = archive(folder.path(), &[("a.json", b"{}"), ("b.json", b"[]"), ("c", b"c")]);
+    assert!(Place::zip(&path, "").unwrap().has("b.json"));
+    let mut bytes = fs::read(&path).unwrap();
+    while let Some(at) = bytes.windows(6).position(|window| window == b"b.json") {
+        bytes[at] = b'a';
+    }
+    fs::write(&path, bytes).unwrap();
+    let message = Place::zip(&path, "").err().unwrap().to_string();
+    assert!(message.contains("several entries of one name"), "{message}");
+}
+
+#[test]
+fn an_archive_may_not_unfold_without_bound() {
+    let folder = tempfile::tempdir().unwrap();
+    let zeros = vec![0; usize::try_from(LITTLE_BYTES).unwrap() + (16 << 20)];
+    let little = &zeros[..1 << 20];
+    let path = archive(folder.path(), &[("bomb", &zeros), ("little", little)]);
+    let (mut place, to) = (Place::zip(&path, "").unwrap(), folder.path().join("to"));
+    place.copy("little", &to, u64::MAX, |_| ()).unwrap().unwrap();
+    fs::remove_file(&to).unwrap();
+    let copied = std::cell::Cell::new(0);
+    let refused = place.copy("bomb", &to, u64::MAX, |bytes| copied.set(bytes));
+    let message = refused.unwrap_err().to_string();
+    assert!(message.contains("bomb has more than"), "{message}");
+    assert!(copied.get() == 0 && !to.exists(), "{} bytes were written", copied.get());
+}
+
+#[test]
+fn an_archive_may_not_have_several_names_of_a_file() {
+    let folder = tempfile::tempdir().unwrap();
+    for other in ["./a.json", ".//a.json", "./././a.json", "a.json/"] {
+        let path = archive(folder.path(), &[("a.json", b"{}"), (other, b"[]")]);
+        let message = Place::zip(&path, "").err().unwrap().to_string();
+        assert!(message.contains("several entries of one name"), "{other}: {message}");
+    }
+    // As some programs write each name.
+    let path = archive(folder.path(), &[("./", b""), ("./x/", b""), ("./x/a.json", b"{}")]);
+    assert!(Place::zip_around(&path, &["a.json"]).unwrap().has("a.json"));
+}
+
+#[test]
+fn what_is_copied_is_what_was_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let (file, to) = (folder.path().join("file"), folder.path().join("to"));
+    let mut place = Place::folder(folder.path()).unwrap();
+    let mut copy = |read: Option<&str>, changed: &str| {
+        fs::remove_file(&file).ok();
+        if let Some(read) = read {
+            fs::write(&file, read).unwrap();
+        }
+        place.seen.clear();
+        let bytes = place.read("file", 10).unwrap();
+        assert_eq!(bytes.as_deref(), read.map(str::as_bytes));
+        fs::write(&file, changed).unwrap();
+        place.copy("file", &to, 10, |_| ())
+    };
+    copy(Some("{}"), "{}").unwrap().unwrap();
+    for read in [Some("{}"), None] {
+        let message = copy(read, "[]").unwrap_err().to_string();
+        assert!(message.contains("file was changed while it was read"), "{message}");
+        assert!(!to.exists());
+    }
+}
