@@ -107,9 +107,8 @@ impl Endpoint {
                 };
                 let ask = (rpc::METADATA, rpc::MetadataRequest { name: model.clone() });
                 let bounds = (left(deadline), METADATA_BYTES_MAX);
-                let told: rpc::MetadataResponse =
-                    client.call(&channel, ask, bounds, Quote::Words)?;
-                *way = Some((Feed::new(told.into(), *texts, shape.dimensions)?, channel));
+                let metadata = client.call(&channel, ask, bounds, Quote::Words)?;
+                *way = Some((Feed::new(metadata, *texts, shape.dimensions)?, channel));
             }
         }
         Ok(())

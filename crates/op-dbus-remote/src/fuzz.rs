@@ -7,7 +7,7 @@ use prost::Message as _;
 use crate::Shape;
 use crate::failure::Failure;
 use crate::http::Message;
-use crate::oip::{Feed, rest, rpc};
+use crate::oip::{Feed, Metadata, rest, rpc};
 use crate::openai;
 use crate::texts::Sent;
 
@@ -60,12 +60,12 @@ fn answers_grpc(bytes: &[u8]) {
     let Some((length, messages)) = bytes.split_first() else { return };
     let Some((told, answer)) = messages.split_at_checked(usize::from(*length)) else { return };
     for texts in [None, Some(WORDS)] {
-        let metadata = rpc::MetadataResponse::decode(told);
+        let metadata = Metadata::decode(told);
         let (Ok(metadata), Ok(answer)) = (metadata, rpc::InferResponse::decode(answer)) else {
             return;
         };
         let ask = |out: &mut [f32]| {
-            let mut feed = Feed::new(metadata.into(), texts.is_some(), SHAPE.dimensions)?;
+            let mut feed = Feed::new(metadata, texts.is_some(), SHAPE.dimensions)?;
             let request = rpc::request(&mut feed, "m", &Sent { batch: BATCH, texts });
             assert!(request.encoded_len() > 0);
             rpc::answer(&feed, answer, (BATCH.lengths, &SHAPE), out)

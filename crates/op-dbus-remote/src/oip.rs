@@ -18,17 +18,23 @@ const FP32: &str = "FP32";
 /// Bytes of a text's length before it.
 const LENGTH_BYTES: usize = 4;
 
-/// What a server tells of a model.
-#[derive(Debug, serde::Deserialize)]
+/// What a server tells of a model: as JSON, or over gRPC.
+#[derive(Clone, PartialEq, prost::Message, serde::Deserialize)]
 pub struct Metadata {
+    #[prost(message, repeated, tag = "4")]
     inputs: Vec<Tensor>,
+    #[prost(message, repeated, tag = "5")]
     outputs: Vec<Tensor>,
 }
 
-#[derive(Debug, serde::Deserialize)]
+/// A tensor without its data.
+#[derive(Clone, PartialEq, prost::Message, serde::Deserialize)]
 struct Tensor {
+    #[prost(string, tag = "1")]
     name: String,
+    #[prost(string, tag = "2")]
     datatype: String,
+    #[prost(int64, repeated, tag = "3")]
     #[serde(default, deserialize_with = "or_default")]
     shape: Vec<i64>,
 }

@@ -1,7 +1,7 @@
 //! Requests and answers over gRPC: the messages of `inference.GRPCInferenceService` as far as they are
 //! used here, with the field numbers of the protocol's published definition. Tensors travel as bytes.
 
-use super::{Feed, Metadata, Tensor};
+use super::{Feed, Tensor};
 use crate::Shape;
 use crate::failure::Failure;
 use crate::openai::floats;
@@ -19,33 +19,13 @@ pub struct MetadataRequest {
     pub name: String,
 }
 
-/// What it tells.
-#[derive(Clone, PartialEq, prost::Message)]
-pub struct MetadataResponse {
-    #[prost(message, repeated, tag = "4")]
-    inputs: Vec<Told>,
-    #[prost(message, repeated, tag = "5")]
-    outputs: Vec<Told>,
-}
-
-/// A tensor without its data.
-#[derive(Clone, PartialEq, prost::Message)]
-struct Told {
-    #[prost(string, tag = "1")]
-    name: String,
-    #[prost(string, tag = "2")]
-    datatype: String,
-    #[prost(int64, repeated, tag = "3")]
-    shape: Vec<i64>,
-}
-
 /// A batch.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct InferRequest {
     #[prost(string, tag = "1")]
     model: String,
     #[prost(message, repeated, tag = "5")]
-    inputs: Vec<Told>,
+    inputs: Vec<Tensor>,
     #[prost(message, repeated, tag = "6")]
     outputs: Vec<Asked>,
     /// The data of each input.
@@ -87,20 +67,12 @@ struct Contents {
     floats: Vec<f32>,
 }
 
-impl From<MetadataResponse> for Metadata {
-    fn from(told: MetadataResponse) -> Self {
-        let tensor = |Told { name, datatype, shape }| Tensor { name, datatype, shape };
-        let tensors = |told: Vec<Told>| told.into_iter().map(tensor).collect();
-        Self { inputs: tensors(told.inputs), outputs: tensors(told.outputs) }
-    }
-}
-
 /// A request for the vectors of a batch.
 pub fn request(feed: &mut Feed, model: &str, sent: &Sent<'_>) -> InferRequest {
     feed.fill(sent);
     let texts = sent.texts.unwrap_or_default();
     let side = |side: &usize| i64::try_from(*side).unwrap_or(i64::MAX);
-    let inputs = feed.inputs.iter().map(|input| Told {
+    let inputs = feed.inputs.iter().map(|input| Tensor {
         name: input.name.clone(),
         datatype: input.datatype().to_owned(),
         shape: input.shape(&feed.padded).iter().map(side).collect(),
