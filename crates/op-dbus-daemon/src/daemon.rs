@@ -11,7 +11,7 @@ use op_dbus_api::{BUS_NAME, ROOT_PATH};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::oneshot;
 use tokio::task::{JoinHandle, JoinSet};
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 use tracing::{error, info, warn};
 use zbus::Connection;
 use zbus::fdo::RequestNameFlags;
@@ -19,7 +19,7 @@ use zbus::fdo::RequestNameFlags;
 use crate::bus::{self, Objects};
 use crate::devices::Reader;
 use crate::notify;
-use crate::service::{self, Means, Phase, Service, start_time_max};
+use crate::service::{self, Means, Phase, Service, reached, start_time_max};
 use crate::settings::{Bus, Loaded};
 use crate::telemetry::{self, Telemetry, message_id};
 
@@ -254,18 +254,12 @@ async fn unload_when_idle(service: Service) {
     let mut changes = service.watch();
     loop {
         changes.mark_unchanged();
-        let look = service.unload_idle();
-        let time = async {
-            match look {
-                Some(time) => sleep(time).await,
-                None => std::future::pending().await,
-            }
-        };
+        let look = service.unload_idle().map(|time| Instant::now() + time);
         tokio::select! {
             changed = changes.changed() => if changed.is_err() {
                 return;
             },
-            () = time => {}
+            () = reached(look) => {}
         }
     }
 }

@@ -101,22 +101,6 @@ pub mod message_id {
 
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// What is told in the log once in a minute, not thousands of times a second. Clones share the minute.
-#[derive(Clone, Default)]
-pub struct OncePerMinute(Arc<Mutex<Option<Instant>>>);
-
-impl OncePerMinute {
-    /// Whether it is to be told now; then it is not for a minute.
-    pub fn is_due(&self) -> bool {
-        let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_due = last.is_none_or(|told| told.elapsed() >= MINUTE);
-        if is_due {
-            *last = Some(Instant::now());
-        }
-        is_due
-    }
-}
-
 /// Users of whom something is told in a minute.
 const USERS_MAX: usize = 64;
 

@@ -25,7 +25,7 @@ use super::unread::Reply;
 use crate::memory_limit;
 use crate::service::{Error as ServiceError, Options, Request, Served, Service};
 use crate::settings::Bus;
-use crate::telemetry::{OncePerMinute, message_id};
+use crate::telemetry::{OncePerUserAndMinute, message_id};
 
 /// What the interfaces have in common. Cheap to clone.
 #[derive(Clone)]
@@ -42,7 +42,7 @@ pub struct Calls {
     pub pulse: Arc<Pulse>,
     callers: Arc<Callers>,
     /// Texts that were cut where no reply says so.
-    cut_told: OncePerMinute,
+    cut_told: OncePerUserAndMinute,
 }
 
 /// What is to be embedded, and how.
@@ -67,7 +67,7 @@ impl Calls {
         let descriptors = getrlimit(Resource::RLIMIT_NOFILE).ok().map(|(most, _)| most);
         let memory = memory_limit::for_us();
         let budget = Arc::new(Budget::of(memory, descriptors));
-        let (pulse, cut_told) = (Arc::new(Pulse::of(memory)), OncePerMinute::default());
+        let (pulse, cut_told) = (Arc::new(Pulse::of(memory)), OncePerUserAndMinute::default());
         Self { service, budget, direct, jobs, pulse, callers, cut_told }
     }
 
@@ -179,7 +179,7 @@ impl Calls {
         let (tokens, queue_us, compute_us) = (reply.tokens, reply.queue_us, reply.compute_us);
         let (cut, model) = (reply.truncated.len(), &served.model);
         debug!(texts = count, cut, tokens, queue_us, compute_us, model = %model, "embedded");
-        if cut > 0 && !form.has_info() && self.cut_told.is_due() {
+        if cut > 0 && !form.has_info() && self.cut_told.is_due(caller.uid) {
             info!(
                 "{cut} of {count} texts of a call of user {} were longer than {model} reads and were cut; \
                  EmbedPacked tells which",

@@ -10,7 +10,7 @@ use zbus::interface;
 use zbus::message::Header;
 use zbus::object_server::SignalEmitter;
 
-use super::authority::{Action, authorize};
+use super::authority::{CONFIGURE, MANAGE_MEMORY, authorize};
 use super::calls::Calls;
 use super::changes::Told;
 use super::pulse::Refusal;
@@ -60,7 +60,7 @@ impl Manager {
         let header = &header;
         let work = async move |calls: Calls, caller| {
             let level = parse_level(&level)?;
-            let action = Action::Configure("change the vector level");
+            let action = (CONFIGURE, "change the vector level");
             authorize(&calls.budget, header, &caller, action).await?;
             self.change(connection, calls.service.set_level(level)).await
         };
@@ -76,7 +76,7 @@ impl Manager {
         let header = &header;
         let work = async move |calls: Calls, caller| {
             check(&calls, "execution_provider", &provider)?;
-            let action = Action::Configure("change the execution provider");
+            let action = (CONFIGURE, "change the execution provider");
             authorize(&calls.budget, header, &caller, action).await?;
             let change = calls.service.change("execution_provider", provider);
             self.change(connection, change).await
@@ -96,7 +96,7 @@ impl Manager {
             fits("gpu_device", bytes)?;
             let devices = devices.join(",");
             check(&calls, "gpu_device", &devices)?;
-            let action = Action::Configure("change the devices");
+            let action = (CONFIGURE, "change the devices");
             authorize(&calls.budget, header, &caller, action).await?;
             self.change(connection, calls.service.change("gpu_device", devices)).await
         };
@@ -110,7 +110,7 @@ impl Manager {
     ) -> Result<(), Refusal> {
         let header = &header;
         let work = async move |calls: Calls, caller| {
-            let action = Action::Configure("reload the settings");
+            let action = (CONFIGURE, "reload the settings");
             authorize(&calls.budget, header, &caller, action).await?;
             self.change(connection, calls.service.reload()).await
         };
@@ -124,7 +124,7 @@ impl Manager {
     ) -> Result<(), Refusal> {
         let header = &header;
         let work = async move |calls: Calls, caller| {
-            let action = Action::ManageMemory("load the model");
+            let action = (MANAGE_MEMORY, "load the model");
             authorize(&calls.budget, header, &caller, action).await?;
             self.change(connection, calls.service.warm_up()).await
         };
@@ -138,7 +138,7 @@ impl Manager {
     ) -> Result<(), Refusal> {
         let header = &header;
         let work = async move |calls: Calls, caller| {
-            let action = Action::ManageMemory("unload the model");
+            let action = (MANAGE_MEMORY, "unload the model");
             authorize(&calls.budget, header, &caller, action).await?;
             self.change(connection, calls.service.unload()).await
         };
@@ -153,7 +153,7 @@ impl Manager {
     ) -> Result<u64, Refusal> {
         let header = &header;
         let work = async move |calls: Calls, caller| {
-            let action = Action::ManageMemory("have the service give memory back");
+            let action = (MANAGE_MEMORY, "have the service give memory back");
             authorize(&calls.budget, header, &caller, action).await?;
             Ok(calls.service.trim().await)
         };

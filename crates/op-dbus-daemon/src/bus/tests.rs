@@ -71,11 +71,9 @@ pub(super) async fn on_bus() -> (Connection, Connection, MessageStream) {
 /// Serves simulated vectors under these settings, which count as flags, with the model loaded.
 async fn ready(flags: &[(&str, &str)]) -> Pair {
     let root = tempfile::tempdir().unwrap();
-    let mut sources = Sources::under(root.path());
     let state = root.path().join("state.json").display().to_string();
-    for (key, value) in [("cpu_engine", "sim"), ("state_file", &state)].iter().chain(flags) {
-        sources.flags.insert((*key).to_owned(), (*value).to_owned());
-    }
+    let base = [("cpu_engine", "sim"), ("state_file", &*state)];
+    let sources = Sources::under(root.path()).with_flags(&base).with_flags(flags);
     let means = Means { spawner: in_process(), devices: None };
     let service = Service::new(Settings::load(&sources).unwrap(), means, None);
     let (near, far) = UnixStream::pair().unwrap();

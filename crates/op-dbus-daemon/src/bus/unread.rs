@@ -16,7 +16,7 @@ use zbus::{Connection, fdo};
 
 use super::caller::Caller;
 use super::reply::TOKEN_HELD;
-use crate::telemetry::OncePerMinute;
+use crate::telemetry::OncePerUserAndMinute;
 use account::{Side, lying, own_name};
 
 /// Three quarters of the bytes that dbus-daemon keeps of one connection by default (127 MiB, `max_incoming_bytes` of
@@ -97,7 +97,7 @@ pub struct Unread {
     untold: Mutex<Option<Instant>>,
     /// For one look at all of them at a time.
     looking: tokio::sync::Mutex<()>,
-    told: OncePerMinute,
+    told: OncePerUserAndMinute,
 }
 
 /// Bytes of the replies to one caller.
@@ -248,7 +248,7 @@ impl Unread {
             if read.elapsed() >= PATIENCE {
                 return Err(refusal(caller, sums));
             }
-            if read.elapsed() >= SUSPICIOUS && sums.its > 0 && self.told.is_due() {
+            if read.elapsed() >= SUSPICIOUS && sums.its > 0 && self.told.is_due(caller.uid) {
                 let (uid, name, its) = (caller.uid, caller.sender(), sums.its);
                 warn!(
                     "user {uid} does not read {its} bytes that were sent to {name}: what follows waits"

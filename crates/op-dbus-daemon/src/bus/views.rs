@@ -67,11 +67,9 @@ pub fn levels(service: &Service) -> Vec<Dictionary> {
 
 /// The models in the store; one that can't be understood has nothing but an `error`.
 pub fn models(service: &Service) -> Vec<Dictionary> {
-    store(service)
-        .list()
-        .into_iter()
-        .map(|model| model.map_or_else(damaged, |model| installed(&model)))
-        .collect()
+    let store = store(service);
+    let describe = |name: &String| store.get(name).map_or_else(damaged, |model| installed(&model));
+    store.names().iter().map(describe).collect()
 }
 
 fn installed(model: &Model) -> Dictionary {

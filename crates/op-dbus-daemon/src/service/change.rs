@@ -46,13 +46,11 @@ impl Service {
     pub async fn set_level(&self, level: Level) -> Result<(), Error> {
         let _change = self.0.change.lock().await;
         let now = self.staying()?;
-        refuse_pinned(&now.loaded, level)?;
-        let choice = wanted(&now.loaded.with("vector_level", level.as_str())?.settings);
+        let loaded = now.loaded.with("vector_level", level.as_str())?;
+        refuse_overruled(&now.loaded, level)?;
+        let choice = wanted(&loaded.settings);
         let served = self.load(&now, &now.fleet, choice.as_ref()).await?;
-        let mut loaded = Loaded::clone(&now.loaded);
-        let kept =
-            blocking("disk", move || loaded.set("vector_level", level.as_str()).map(|()| loaded));
-        match kept.await.and_then(|kept| kept.map_err(Error::from)) {
+        match saved(loaded).await {
             Ok(loaded) => {
                 self.moved(served, |next| next.loaded = Arc::new(loaded));
                 now.fleet.retain(choice.as_ref());
@@ -84,9 +82,7 @@ impl Service {
             Some(choice) => Some(self.load_as_asked(&now, &fleet, choice).await?),
             None => None,
         };
-        let mut keep = Loaded::clone(&now.loaded);
-        let kept = blocking("disk", move || keep.set(key, &value).map(|()| keep)).await;
-        match kept.and_then(|kept| kept.map_err(Error::from)) {
+        match saved(Loaded::clone(&loaded)).await {
             Ok(loaded) => {
                 self.moved(served, |next| {
                     next.loaded = Arc::new(loaded);
@@ -345,17 +341,19 @@ fn tell_loaded(served: &Served) {
     );
 }
 
+/// The settings, once the disk has what was changed in them.
+async fn saved(mut loaded: Loaded) -> Result<Loaded, Error> {
+    Ok(blocking("disk", move || loaded.save().map(|()| loaded)).await??)
+}
+
 /// Refuses a change of level where it would have no effect. The setting `model` is served in place of every
 /// level but none.
-fn refuse_pinned(loaded: &Loaded, level: Level) -> Result<(), Error> {
-    if let Some(by) = loaded.pinned_by("vector_level") {
-        return Err(ChangeError::Pinned { key: "vector_level".to_owned(), by }.into());
-    }
+fn refuse_overruled(loaded: &Loaded, level: Level) -> Result<(), Error> {
     let Some(model) = &loaded.settings.model else { return Ok(()) };
     if level == Level::None || loaded.settings.vector_level == Level::None {
         return Ok(());
     }
-    let origin = loaded.origins.get("model").map(ToString::to_string).unwrap_or_default();
+    let origin = loaded.origin("model");
     Err(Error::Pinned(format!(
         "`model` is {model} ({origin}) and is served in place of a level's; unset it there first"
     )))

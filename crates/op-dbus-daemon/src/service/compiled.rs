@@ -1,5 +1,6 @@
 //! The folder in which a provider keeps what it has compiled, such as TensorRT's engines.
 
+use std::fmt::Write;
 use std::fs::{self, File};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
@@ -10,22 +11,10 @@ use crate::settings::Settings;
 use crate::settings::options::Told;
 
 /// The folder for what is compiled for these workers, below their model's own. Its name holds what makes the
-/// content valid: the model, this program, which compiles the graph, ONNX Runtime's library, the plugin,
-/// and what the provider is told. What else makes it valid, the device and the versions of the
-/// provider's own libraries, providers keep in the names or the content of their files.
+/// content valid. What else does, the device and the versions of the provider's own libraries, providers keep in
+/// the names or the content of their files.
 pub(super) fn folder(blueprint: &Blueprint, settings: &Settings) -> PathBuf {
-    let host = &blueprint.host;
-    // Another hash of another version of the standard library costs compiling once more.
-    let mut hasher = DefaultHasher::new();
-    (&blueprint.space, env!("CARGO_PKG_VERSION"), blueprint.precision).hash(&mut hasher);
-    state(&host.runtime).hash(&mut hasher);
-    host.library.as_deref().map(state).hash(&mut hasher);
-    for (key, told) in &host.options {
-        if let Told::Value(value) = told {
-            (key, value).hash(&mut hasher);
-        }
-    }
-    let name = format!("{}-{:016x}", host.provider, hasher.finish());
+    let name = name(blueprint, &depends_on(blueprint));
     let folder = blueprint.cache(settings).join("compiled").join(name);
     if let Err(error) = fs::create_dir_all(&folder) {
         // The worker goes on without, and its provider may say so.
@@ -37,8 +26,33 @@ pub(super) fn folder(blueprint: &Blueprint, settings: &Settings) -> PathBuf {
     folder
 }
 
+/// What both compiled code and measured costs of these workers depend on, in words: the model, this program, which
+/// compiles the graph, ONNX Runtime's library, the plugin, and what the provider is told.
+pub(super) fn depends_on(blueprint: &Blueprint) -> String {
+    let Blueprint { space, precision, host, .. } = blueprint;
+    let mut words = format!("op-dbus {} space {space} {precision}\n", env!("CARGO_PKG_VERSION"));
+    // Writing to a String can't fail.
+    for library in [Some(&host.runtime), host.library.as_ref()].into_iter().flatten() {
+        let _ = writeln!(words, "library {:?}", state(library));
+    }
+    for (name, told) in &host.options {
+        if let Told::Value(value) = told {
+            let _ = writeln!(words, "option {name}={value}");
+        }
+    }
+    words
+}
+
+/// The name of what is kept for these workers and depends on `words`. Another hash of another version of the
+/// standard library costs making it once more.
+pub(super) fn name(blueprint: &Blueprint, words: &str) -> String {
+    let mut hasher = DefaultHasher::new();
+    words.hash(&mut hasher);
+    format!("{}-{:016x}", blueprint.host.provider, hasher.finish())
+}
+
 /// A file as it is now: another version of a library has other ones.
-pub(super) fn state(path: &Path) -> (&Path, u64, Option<SystemTime>) {
+fn state(path: &Path) -> (&Path, u64, Option<SystemTime>) {
     let about = fs::metadata(path).ok();
     let changed = about.as_ref().and_then(|about| about.modified().ok());
     (path, about.map_or(0, |about| about.len()), changed)

@@ -3,17 +3,15 @@
 
 use std::fmt::Write as _;
 use std::fs;
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{self, Write as _};
 use std::path::PathBuf;
 
 use op_dbus_engine::{BatchCost, Engine};
 use serde::{Deserialize, Serialize};
 
-use super::compiled::state;
+use super::compiled;
 use super::worker::{self, Blueprint};
 use crate::devices::{Device, is_same};
-use crate::settings::options::Told;
 use crate::settings::{Provider, Settings};
 use crate::text_file::{self, Unusable};
 
@@ -46,10 +44,7 @@ impl Place {
     /// The place for these workers on this machine, of which `devices` are known.
     pub fn of(blueprint: &Blueprint, settings: &Settings, devices: &[Device]) -> Self {
         let key = key(blueprint, settings, devices);
-        // Another hash of another version of the standard library costs measuring once more.
-        let mut hasher = DefaultHasher::new();
-        key.hash(&mut hasher);
-        let name = format!("{}-{:016x}.json", blueprint.host.provider, hasher.finish());
+        let name = format!("{}.json", compiled::name(blueprint, &key));
         Self { path: settings.cache_dir.join("costs").join(name), key }
     }
 
@@ -110,11 +105,11 @@ fn are_possible(costs: &[BatchCost]) -> bool {
 /// All that costs depend on, in words.
 fn key(blueprint: &Blueprint, settings: &Settings, devices: &[Device]) -> String {
     let host = &blueprint.host;
-    let mut key = format!(
-        "op-dbus {} space {} {:?} {:?}\n{:?} {:?} isa {} threads {:?} workers {:?} binding {}\n",
-        env!("CARGO_PKG_VERSION"),
-        blueprint.space,
-        blueprint.precision,
+    let mut key = compiled::depends_on(blueprint);
+    // Writing to a String can't fail.
+    let _ = writeln!(
+        key,
+        "{:?} {} {} isa {} threads {:?} workers {:?} binding {}",
         blueprint.region,
         host.provider,
         host.cpu_engine,
@@ -123,15 +118,6 @@ fn key(blueprint: &Blueprint, settings: &Settings, devices: &[Device]) -> String
         settings.workers_per_device,
         settings.io_binding,
     );
-    for library in [Some(&host.runtime), host.library.as_ref()].into_iter().flatten() {
-        // Writing to a String can't fail.
-        let _ = writeln!(key, "library {:?}", state(library));
-    }
-    for (name, told) in &host.options {
-        if let Told::Value(value) = told {
-            let _ = writeln!(key, "option {name}={value}");
-        }
-    }
     // Every device is fed by the CPU.
     let _ = writeln!(key, "cpu {} cores {}", cpu(), worker::cores());
     if host.provider == Provider::Cpu {
@@ -177,6 +163,7 @@ pub(super) mod tests {
 
     use super::super::provider::Host;
     use super::*;
+    use crate::settings::options::Told;
     use crate::settings::{CpuEngine, Precision, Sources};
 
     pub fn blueprint() -> Blueprint {

@@ -5,28 +5,15 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use op_dbus_engine::{CancellationToken, Error as EngineError, Reply};
-use tokio::sync::{Semaphore, SemaphorePermit, TryAcquireError};
+use tokio::sync::{SemaphorePermit, TryAcquireError};
 use tracing::info;
 
 use super::served::{Request, Served};
-use super::{Error, Service};
+use super::{Error, Service, until};
 
 /// KiB of inputs that wait for another provider, of all calls together: no queue counts them
 /// meanwhile. A call beyond is told at once that its provider has failed.
-const HELD_KIB_MAX: usize = 64 << 10;
-
-/// What waits for another provider.
-#[derive(Debug)]
-pub(super) struct Failover {
-    /// Permits for the inputs that wait.
-    held: Semaphore,
-}
-
-impl Default for Failover {
-    fn default() -> Self {
-        Self { held: Semaphore::new(HELD_KIB_MAX) }
-    }
-}
+pub(super) const HELD_KIB_MAX: usize = 64 << 10;
 
 impl Service {
     /// Embeds on `served`. If its provider fails for good meanwhile, and another one takes its place, the
@@ -97,7 +84,7 @@ impl Service {
     /// Room for the inputs of a call that waits, if there is some.
     fn hold(&self, bytes: usize) -> Result<SemaphorePermit<'_>, TryAcquireError> {
         let kib = u32::try_from(bytes >> 10).unwrap_or(u32::MAX);
-        self.0.failover.held.try_acquire_many(kib.saturating_add(1))
+        self.0.held.try_acquire_many(kib.saturating_add(1))
     }
 
     /// What serves instead of `failed`, once that is decided.
@@ -107,18 +94,7 @@ impl Service {
         cancel: CancellationToken,
         deadline: Option<Instant>,
     ) -> Result<Option<Arc<Served>>, Error> {
-        let late = async {
-            match deadline {
-                Some(deadline) => tokio::time::sleep_until(deadline.into()).await,
-                None => std::future::pending().await,
-            }
-        };
-        let next = tokio::select! {
-            biased;
-            () = cancel.cancelled() => return Err(EngineError::Cancelled.into()),
-            next = self.replace_failed(failed) => next,
-            () = late => return Err(EngineError::DeadlineExceeded.into()),
-        };
+        let next = until(&cancel, deadline, self.replace_failed(failed)).await?;
         // Its own workers may be there again by then.
         let computes =
             |next: &Arc<Served>| !Arc::ptr_eq(next, failed) || !failed.engine.is_failing();

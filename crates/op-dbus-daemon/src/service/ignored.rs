@@ -1,6 +1,6 @@
 //! Which settings have no effect on what serves. The log names them: what nobody says no to is believed to work.
 
-use super::provider::{Host, origin, precision};
+use super::provider::{Host, precision};
 use super::worker;
 use crate::settings::options;
 use crate::settings::{CpuEngine, Devices, Loaded, Origin, Provider};
@@ -13,7 +13,7 @@ pub fn without_effect(host: &Host, loaded: &Loaded) -> Vec<String> {
     let provider = host.provider;
     let keys = options::without_effect(&provider.to_string(), &loaded.settings).into_iter();
     let sentence = |key, why: &str| {
-        let (value, from) = (loaded.value(key).unwrap_or_default(), origin(loaded, key));
+        let (value, from) = (loaded.value(key).unwrap_or_default(), loaded.origin(key));
         format!("{key} is {value} ({from}), which has no effect: {why}")
     };
     let has_none = format!("{provider} has no such option");
@@ -42,7 +42,7 @@ pub fn without_effect(host: &Host, loaded: &Loaded) -> Vec<String> {
             sentences.push(sentence("gpu_device", "the CPU is one device"));
         }
         // What another program's variable offers is a default, and nobody's wish.
-        let is_offered = matches!(origin(loaded, "runtime"), Origin::Offered(_));
+        let is_offered = matches!(loaded.origin("runtime"), Origin::Offered(_));
         if loaded.settings.runtime.is_some() && !is_offered && !by_onnx_runtime {
             sentences.push(sentence("runtime", NOT_ONNX_RUNTIME));
         }
@@ -58,9 +58,8 @@ mod tests {
 
     /// What is said of settings that the CPU can't be told, given by flags.
     fn on_the_cpu(flags: &[(&str, &str)]) -> Vec<String> {
-        let mut sources = Sources::under("/nowhere");
+        let mut sources = Sources::under("/nowhere").with_flags(flags);
         sources.env.insert("ORT_DYLIB_PATH".into(), "/offered.so".into());
-        sources.flags.extend(flags.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())));
         let loaded = Settings::load(&sources).unwrap();
         without_effect(&host(Provider::Cpu, &loaded, None).unwrap(), &loaded)
     }

@@ -27,7 +27,7 @@ use explained::{explained, with_origin};
 const REFERENCE_PRECISION: Precision = Precision::F32;
 /// Name under which the simulator is seen.
 pub(super) const SIM_MODEL: &str = "sim";
-/// Batches that a device loses in a row, each with a worker that had proved itself there, before the next
+/// Batches that a device loses of late, each with a worker that had proved itself there, before the next
 /// provider takes its place: as often as one text is tried.
 pub(super) const LOSSES_MAX: u32 = 2;
 
@@ -192,9 +192,7 @@ fn start(
         let computed = compared_with(draft, precision, &cpu);
         reference = Some(computed.map_err(|error| with_origin(error, loaded))?);
         if settings.offload == Offload::Auto {
-            let cpu = provider::host(Provider::Cpu, loaded, own_graph);
-            let cpu = cpu.unwrap_or_else(|_| host.reference(own_graph));
-            beside = Some(cpu);
+            beside = Some(cpu_beside(&host, loaded, own_graph)?);
         }
     }
     if host.devices.is_empty() {
@@ -224,6 +222,14 @@ fn start(
         costs::keep(&places, &engine);
     }
     Ok(Started { engine, costs: places })
+}
+
+/// The CPU beside `host`. It may have a library that `host` does without.
+fn cpu_beside(host: &Host, loaded: &Loaded, own_graph: Option<&str>) -> Result<Host, Error> {
+    let cpu = provider::host(Provider::Cpu, loaded, own_graph);
+    let cpu = cpu.unwrap_or_else(|_| host.reference(own_graph));
+    provider::verify(&cpu, &loaded.settings).map_err(Error::Provider)?;
+    Ok(cpu)
 }
 
 /// What workers that compute in `precision` are compared with, as `cpu` computes it.

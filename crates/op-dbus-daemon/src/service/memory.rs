@@ -1,8 +1,7 @@
 //! Memory that is given back: models unloaded when nobody calls or somebody asks, devices let go while
 //! the machine sleeps, and what can be spared in between.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures_util::future::join_all;
@@ -26,15 +25,8 @@ const SPARE_PERIOD: Duration = Duration::from_secs(10);
 /// What may be left: it is used again by the next calls.
 const SPARE_BYTES: u64 = 64 << 20;
 
-/// What was given back since the start. Relaxed: it orders nothing else.
-#[derive(Debug, Default)]
-pub(super) struct Given {
-    trims: AtomicU64,
-    bytes: AtomicU64,
-}
-
-/// [`Given`] at one moment.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// What was given back since the start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GivenBack {
     /// How often memory was given back.
     pub trims: u64,
@@ -123,9 +115,10 @@ impl Service {
         memory::trim();
         let own = before.saturating_sub(memory::resident());
         let bytes = of_workers + own;
-        let given = &self.0.given;
-        given.trims.fetch_add(1, Ordering::Relaxed);
-        given.bytes.fetch_add(bytes, Ordering::Relaxed);
+        let mut given = self.given();
+        given.trims += 1;
+        given.bytes += bytes;
+        drop(given);
         info!(
             MESSAGE_ID = message_id::MEMORY_TRIMMED,
             bytes,
@@ -156,9 +149,11 @@ impl Service {
 
     /// What was given back since the start.
     pub fn given_back(&self) -> GivenBack {
-        let count = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        let Given { trims, bytes } = &self.0.given;
-        GivenBack { trims: count(trims), bytes: count(bytes) }
+        *self.given()
+    }
+
+    fn given(&self) -> MutexGuard<'_, GivenBack> {
+        self.0.given.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Unloads what nobody has called for as long as the settings say, and tells when to look again;

@@ -15,11 +15,10 @@ mod provider;
 mod recovery;
 mod room;
 mod served;
-#[cfg(test)]
-mod tests;
 mod unused;
 mod worker;
 
+use std::future::pending;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -28,9 +27,10 @@ use std::time::{Instant, SystemTime};
 
 use futures_util::FutureExt;
 use futures_util::future::join_all;
-use op_dbus_engine::{CancellationToken, Kept};
+use op_dbus_engine::{CancellationToken, Error as EngineError, Kept};
 use op_dbus_models::Level;
-use tokio::sync::{Mutex, oneshot, watch};
+use tokio::sync::{Mutex, Semaphore, oneshot, watch};
+use tokio::time::sleep_until;
 
 use crate::devices::Reader;
 use crate::settings::Loaded;
@@ -61,10 +61,11 @@ struct Inner {
     telemetry: Option<Telemetry>,
     /// Held while memory is given back: what one trim gives back another must not count.
     trimming: Mutex<()>,
-    given: memory::Given,
+    given: std::sync::Mutex<GivenBack>,
     /// How often another provider came to run than was asked for.
     fallbacks: AtomicU64,
-    failover: failover::Failover,
+    /// Permits for the inputs that wait for another provider.
+    held: Semaphore,
     /// Nothing that calls wait for comes any more.
     ended: CancellationToken,
 }
@@ -92,7 +93,7 @@ impl Service {
         };
         let now = Now { phase, since: SystemTime::now(), loaded, fleet };
         let now = watch::Sender::new(Arc::new(now));
-        let (change, trimming, given, fallbacks, failover, ended) = Default::default();
+        let (change, trimming, given, fallbacks, ended) = Default::default();
         Self(Arc::new(Inner {
             now,
             change,
@@ -102,7 +103,7 @@ impl Service {
             trimming,
             given,
             fallbacks,
-            failover,
+            held: Semaphore::new(failover::HELD_KIB_MAX),
             ended,
         }))
     }
@@ -222,6 +223,31 @@ impl Service {
     }
 }
 
+/// Returns at that moment; where there is none, never.
+pub(crate) async fn reached(moment: Option<Instant>) {
+    match moment {
+        Some(moment) => sleep_until(moment.into()).await,
+        None => pending().await,
+    }
+}
+
+/// What `work` gives, unless its caller leaves or its deadline comes before.
+///
+/// # Errors
+/// `Cancelled`, `DeadlineExceeded`.
+pub(crate) async fn until<T>(
+    cancel: &CancellationToken,
+    deadline: Option<Instant>,
+    work: impl Future<Output = T>,
+) -> Result<T, EngineError> {
+    tokio::select! {
+        biased;
+        () = cancel.cancelled() => Err(EngineError::Cancelled),
+        result = work => Ok(result),
+        () = reached(deadline) => Err(EngineError::DeadlineExceeded),
+    }
+}
+
 /// Runs work that waits, on a thread of its own, for which neither the runtime nor the end of the process
 /// waits. The runtime's own would panic where the system has no thread left, and so end the task that asked.
 pub(crate) async fn blocking<T: Send + 'static>(
@@ -237,3 +263,6 @@ pub(crate) async fn blocking<T: Send + 'static>(
     }
     end.await.map_err(|_| Error::Fault("a thread ended early"))
 }
+
+#[cfg(test)]
+mod tests;

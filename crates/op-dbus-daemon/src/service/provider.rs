@@ -7,7 +7,8 @@ use op_dbus_models::{RuntimeStore, manifest, named, runtime};
 
 use super::served::Served;
 use crate::settings::options::{self, Told, fleet};
-use crate::settings::{CpuEngine, Devices, Loaded, Origin, Precision, Provider, Settings};
+use crate::settings::{CpuEngine, Devices, Loaded, Precision, Provider, Settings};
+use crate::text_file::{self, Unusable};
 
 /// The name of the provider that every ONNX Runtime has.
 const CPU: &str = "cpu";
@@ -79,7 +80,7 @@ pub fn host(provider: Provider, loaded: &Loaded, own_graph: Option<&str>) -> Res
     if *cpu_engine == CpuEngine::Sim {
         return Err(format!(
             "{provider} is not tried while cpu_engine is sim ({}), which stands in for all of them",
-            origin(loaded, "cpu_engine")
+            loaded.origin("cpu_engine")
         ));
     }
     let devices = match gpu_device {
@@ -212,7 +213,7 @@ fn remote(loaded: &Loaded, own_graph: Option<&str>, devices: Vec<u32>) -> Result
 
 fn cpu(loaded: &Loaded, own_graph: Option<&str>) -> Result<Host, String> {
     let settings = &loaded.settings;
-    let (from, here) = (origin(loaded, "cpu_engine"), named(&settings.model_dir));
+    let (from, here) = (loaded.origin("cpu_engine"), named(&settings.model_dir));
     let runtime = match settings.cpu_engine {
         CpuEngine::Native if let Some(model) = own_graph => {
             return Err(format!(
@@ -242,13 +243,15 @@ fn store(settings: &Settings) -> RuntimeStore {
     RuntimeStore::open(runtime::beside(&settings.model_dir))
 }
 
-/// Compares what was pulled of `host` with its digests; libraries of the user's own are the user's.
+/// Compares what was pulled of `host` with its digests; libraries of the user's own are the user's, as long as
+/// nobody else may write them.
 ///
 /// # Errors
 /// One sentence that names the file.
 pub fn verify(host: &Host, settings: &Settings) -> Result<(), String> {
     let store = store(settings);
     let name = host.provider.to_string();
+    refuse_foreign_libraries(host, &name, settings)?;
     let plugin = store.plugin(&name).map(|plugin| plugin.library);
     let mut pulled = Vec::new();
     if plugin.is_some() && plugin == host.library {
@@ -259,6 +262,25 @@ pub fn verify(host: &Host, settings: &Settings) -> Result<(), String> {
     pulled.extend(runtimes.filter(|of| store.runtime(of).as_ref() == Some(&host.runtime)).take(1));
     for library in pulled {
         store.verify(library).map_err(|error| format!("{name}: {error}"))?;
+    }
+    Ok(())
+}
+
+/// Refuses libraries of the user's own that others may write: these would decide what the service computes.
+fn refuse_foreign_libraries(host: &Host, name: &str, settings: &Settings) -> Result<(), String> {
+    let runtime = settings.runtime.as_ref().filter(|own| **own == host.runtime);
+    let library = settings.providers.get(name).and_then(|own| own.library.as_ref());
+    let library = library.filter(|own| host.library.as_ref() == Some(own));
+    for (path, setting) in [(runtime, "runtime"), (library, "library")] {
+        // Whatever else is wrong with it the worker tells that tries it.
+        if let Some(path) = path
+            && let Err(Unusable::Foreign(reason, fix)) = text_file::open_regular(path)
+        {
+            let path = path.display();
+            return Err(format!(
+                "the library {path}, which `{setting}` names for {name}, is not loaded: {reason}; type `{fix}`"
+            ));
+        }
     }
     Ok(())
 }
@@ -282,11 +304,6 @@ pub(super) fn precision(host: &Host, settings: &Settings) -> Precision {
 /// weights are beyond that.
 pub(super) fn halves_by_itself(host: &Host, precision: Precision) -> bool {
     (host.provider, precision) == (Provider::Cuda, Precision::Auto)
-}
-
-/// Where the value of a setting comes from.
-pub(super) fn origin(loaded: &Loaded, key: &str) -> Origin {
-    loaded.origins.get(key).cloned().unwrap_or(Origin::Default)
 }
 
 /// Those of `candidates` that come before the one of `served`.

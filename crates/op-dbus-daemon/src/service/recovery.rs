@@ -6,14 +6,13 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use op_dbus_engine::{Presence, is_same_news};
-use tokio::time::sleep_until;
 use tracing::{debug, warn};
 
 use super::change::tell_serves;
 use super::load::LOSSES_MAX;
 use super::now::{Phase, wanted};
 use super::served::Served;
-use super::{Error, Service, provider};
+use super::{Error, Service, provider, reached};
 
 /// A provider without which nothing serves is looked for this often, where `provider_retry_s` is not sooner:
 /// after a start before its network or its driver.
@@ -43,22 +42,19 @@ impl Service {
             if matches!(now.phase, Phase::Failed(_)) {
                 retry_s = retry_s.min(FAILED_RETRY_S);
             }
-            let retry = async {
-                match retry_s {
-                    0 => std::future::pending().await,
-                    // That it is loaded again is a change as well.
-                    _ if is_owed && self.is_loaded() => {}
-                    seconds => sleep_until((tried + Duration::from_secs(seconds)).into()).await,
-                }
+            let retry = match retry_s {
+                0 => None,
+                // That it is loaded again is a change as well.
+                _ if is_owed && self.is_loaded() => Some(tried),
+                seconds => Some(tried + Duration::from_secs(seconds)),
             };
             let served = now.served().cloned();
             drop(now);
             // Holds the engine no longer than it is waited for: it ends with its last holder.
             let failing = async move {
-                sleep_until(not_before.into()).await;
-                match served {
-                    Some(served) => served.engine.failing().await,
-                    None => std::future::pending().await,
+                reached(served.as_ref().map(|_| not_before)).await;
+                if let Some(served) = served {
+                    served.engine.failing().await;
                 }
             };
             tokio::select! {
@@ -70,7 +66,7 @@ impl Service {
                     self.reconsider().await;
                     not_before = Instant::now() + PAUSE;
                 }
-                () = retry => {
+                () = reached(retry) => {
                     // One that is unloaded is passed over, and has its turn once a call has loaded it: it may be
                     // unloaded at each look.
                     is_owed = self.improve().await;

@@ -25,13 +25,9 @@ use super::{Choice, Error, Means, Options, Phase, Request, Service, Spawner};
 use crate::settings::{Loaded, Provider, Settings, Sources};
 
 fn loaded(root: &tempfile::TempDir, flags: &[(&str, &str)]) -> Loaded {
-    let mut sources = Sources::under(root.path());
     let state = root.path().join("state.json").display().to_string();
-    let base = [("cpu_engine", "sim"), ("state_file", &state), ("workers_per_device", "1")];
-    for (key, value) in base.iter().chain(flags) {
-        sources.flags.insert((*key).to_owned(), (*value).to_owned());
-    }
-    Settings::load(&sources).unwrap()
+    let base = [("cpu_engine", "sim"), ("state_file", &*state), ("workers_per_device", "1")];
+    Settings::load(&Sources::under(root.path()).with_flags(&base).with_flags(flags)).unwrap()
 }
 
 /// Backends that are counted, and can be told not to load.

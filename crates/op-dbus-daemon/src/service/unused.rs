@@ -35,7 +35,7 @@ struct Kind {
 const OF_A_MODEL: [Kind; 4] = [
     Kind { place: "", digits: 64, end: ".graph", unfinished: Some(".building-") },
     Kind { place: "weights", digits: 32, end: ".packed", unfinished: Some(".packing-") },
-    Kind { place: "tuning", digits: 32, end: ".json", unfinished: Some(".tmp") },
+    Kind { place: "tuning", digits: 32, end: ".json", unfinished: Some(".tuning-") },
     // Whose files are the provider's.
     Kind { place: "compiled", digits: 16, end: "", unfinished: None },
 ];
@@ -169,13 +169,14 @@ mod tests {
     }
 
     /// By their names below the folder of a model.
-    fn left_by_workers() -> [String; 6] {
+    fn left_by_workers() -> [String; 7] {
         [
             format!("{}.graph", digest(64)),
             ".building-x1".to_owned(),
             format!("weights/{}.packed", digest(32)),
             "weights/.packing-x1".to_owned(),
             format!("tuning/{}.json", digest(32)),
+            "tuning/.tuning-x1".to_owned(),
             format!("compiled/tensorrt-{}/plan", digest(16)),
         ]
     }

@@ -313,10 +313,7 @@ mod tests {
     }
 
     fn settings(flags: &[(&str, &str)]) -> Settings {
-        let root = tempfile::tempdir().unwrap();
-        let mut sources = Sources::under(root.path());
-        sources.flags.extend(flags.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())));
-        Settings::load(&sources).unwrap().settings
+        Settings::load(&Sources::under("/nowhere").with_flags(flags)).unwrap().settings
     }
 
     #[test]

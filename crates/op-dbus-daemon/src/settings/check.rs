@@ -4,13 +4,13 @@ use figment::value::{Dict, Map, Value};
 use figment::{Error, Metadata, Profile, Provider as Figments};
 use op_dbus_models::manifest;
 
-use super::choices::PROVIDERS;
-use super::kind::{plain, show};
+use super::kind::{choose, plain, show};
 use super::layers::{Entry, Layer, Lines, Place};
 use super::mistakes::{Mistake, Origin};
 use super::options;
 use super::row::{Row, Scope};
 use super::table::{ROWS, row};
+use super::types::Provider;
 
 /// What is right in one source, in the one form that figment merges.
 #[derive(Clone, Debug)]
@@ -205,12 +205,8 @@ pub(super) fn not_texts(path: &str, value: &Value) -> Option<Wrong> {
 
 /// The settings of a single provider.
 fn check_provider(provider: &str, table: &Dict) -> Result<Dict, Vec<Wrong>> {
-    let known = PROVIDERS
-        .iter()
-        .find(|choice| choice.name == provider || choice.aliases.contains(&provider))
-        .map(|choice| choice.name);
     let what = format!("`{provider}` is not the name of an execution provider");
-    let message = match known {
+    let message = match choose(Provider::CHOICES, provider) {
         Some("auto") => {
             "`auto` is no provider of its own; each that it tries has a table".to_owned()
         }
@@ -220,7 +216,7 @@ fn check_provider(provider: &str, table: &Dict) -> Result<Dict, Vec<Wrong>> {
         Some(name) if name == provider => return options::check(provider, table),
         Some(name) => format!("{what}; did you mean `{name}`?"),
         None => {
-            let names = PROVIDERS.iter().map(|choice| choice.name);
+            let names = Provider::ALL.iter().map(|(_, name)| *name);
             ask(what, provider, names.filter(|name| !["auto", "cpu"].contains(name)))
         }
     };

@@ -1,6 +1,7 @@
 //! The names that settings with a choice of names accept.
 
 use super::kind::Choice;
+use super::types::Provider;
 
 pub(super) const fn name(name: &'static str) -> Choice {
     Choice { name, aliases: &[] }
@@ -13,30 +14,8 @@ pub(super) const fn alias(name: &'static str, aliases: &'static [&'static str]) 
 /// Levels.
 pub const LEVELS: &[Choice] = &[name("none"), name("low"), name("medium"), name("high")];
 
-/// Execution providers, and what else people call them.
-pub const PROVIDERS: &[Choice] = &[
-    name("auto"),
-    name("cpu"),
-    alias("cuda", &["gpu"]),
-    alias("tensorrt", &["trt"]),
-    alias("webgpu", &["wgpu"]),
-    name("ggml"),
-    name("openvino"),
-    alias("migraphx", &["rocm"]),
-    alias("directml", &["dml"]),
-    name("coreml"),
-    name("remote"),
-];
-
 /// What may be fallen back to: everything that is one provider.
-pub const FALLBACKS: &[Choice] = PROVIDERS.split_at(1).1;
-
-/// Number formats.
-pub const PRECISIONS: &[Choice] =
-    &[name("auto"), name("f32"), name("f16"), name("bf16"), name("int8")];
-
-/// What computes on the CPU.
-pub const CPU_ENGINES: &[Choice] = &[name("native"), name("ort"), name("sim")];
+pub const FALLBACKS: &[Choice] = Provider::CHOICES.split_at(1).1;
 
 /// Every name that a build for some processor has; whether this CPU has it, the worker says.
 pub const CPU_ISAS: &[Choice] = &[
@@ -58,5 +37,3 @@ pub const CPU_ISAS: &[Choice] = &[
 pub const AUTO_ON_OFF: &[Choice] = &[name("auto"), name("on"), name("off")];
 /// How memory that is taken grows.
 pub const ARENAS: &[Choice] = &[name("auto"), name("next-power-of-two"), name("same-as-requested")];
-/// Whether the CPU computes beside a device.
-pub const OFFLOAD: &[Choice] = &[name("off"), name("auto")];

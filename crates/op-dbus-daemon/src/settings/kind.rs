@@ -240,7 +240,7 @@ impl Kind {
 }
 
 /// What `text` is the name of.
-fn choose(choices: &[Choice], text: &str) -> Option<&'static str> {
+pub(super) fn choose(choices: &[Choice], text: &str) -> Option<&'static str> {
     let named = |choice: &&Choice| choice.name == text || choice.aliases.contains(&text);
     choices.iter().find(named).map(|choice| choice.name)
 }
@@ -254,7 +254,7 @@ fn names(choices: &[Choice]) -> String {
 }
 
 /// A number without sign, point or blanks.
-fn digits(text: &str) -> Option<u64> {
+pub(super) fn digits(text: &str) -> Option<u64> {
     let plain = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     if plain { text.parse().ok() } else { None }
 }

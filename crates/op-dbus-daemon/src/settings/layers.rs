@@ -14,7 +14,7 @@ use super::kind::Kind;
 use super::mistakes::{Mistake, Origin};
 use super::table::{ROWS, row};
 use crate::state::StateFile;
-use crate::text_file;
+use crate::text_file::{self, Unusable};
 
 /// Where settings are read from.
 #[derive(Clone, Debug, Default)]
@@ -43,6 +43,14 @@ impl Sources {
     /// The files under `root` alone: no environment, no flags.
     pub fn under(root: impl Into<PathBuf>) -> Sources {
         Sources { root: root.into(), ..Sources::default() }
+    }
+
+    /// The same with flags.
+    #[cfg(test)]
+    pub(crate) fn with_flags(mut self, flags: &[(&str, &str)]) -> Sources {
+        let flags = flags.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
+        self.flags.extend(flags);
+        self
     }
 
     pub(super) fn path(&self, path: &str) -> PathBuf {
@@ -233,8 +241,10 @@ pub(super) fn files(
 }
 
 fn file(path: &Path) -> Result<Option<Layer>, (Option<usize>, String)> {
-    let text = text_file::read(path)
-        .map_err(|unusable| (None, format!("it cannot be read: {}", unusable.reason())))?;
+    let text = text_file::read(path).map_err(|unusable| {
+        let verb = if matches!(unusable, Unusable::Foreign(..)) { "used" } else { "read" };
+        (None, format!("it cannot be {verb}: {}", unusable.reason()))
+    })?;
     let Some(text) = text else {
         return match fs::symlink_metadata(path) {
             Ok(_) => Err((None, "it cannot be read: it is a link to what is not there".to_owned())),

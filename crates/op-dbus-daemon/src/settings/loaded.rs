@@ -80,20 +80,15 @@ impl Loaded {
         layers::misspelt(&self.sources)
     }
 
-    /// Changes a setting while the service runs and keeps it in the state file. Waits for the
-    /// disk.
+    /// Keeps in the state file what was changed. Waits for the disk.
     ///
     /// # Errors
-    /// The setting is pinned, the value is wrong, or the state file could not be written; then
-    /// nothing has changed.
-    pub fn set(&mut self, key: &str, value: &str) -> Result<(), ChangeError> {
-        let mut after = self.with(key, value)?;
-        after.state.save()?;
-        *self = after;
-        Ok(())
+    /// The state file could not be written; it is what it was.
+    pub fn save(&mut self) -> Result<(), ChangeError> {
+        Ok(self.state.save()?)
     }
 
-    /// The settings as [`set`](Self::set) would leave them; nothing is kept.
+    /// The settings with one changed while the service runs; nothing is kept before they are [saved](Self::save).
     ///
     /// # Errors
     /// The setting is pinned, or the value is wrong.
@@ -151,12 +146,12 @@ impl Loaded {
     }
 
     /// Where the value of a setting comes from.
-    pub(super) fn origin(&self, key: &str) -> &Origin {
+    pub fn origin(&self, key: &str) -> &Origin {
         self.origins.get(key).unwrap_or(&Origin::Default)
     }
 
     /// Where a table, or a key in one, was found last.
-    pub(super) fn place_of(&self, path: &str) -> Origin {
+    pub(crate) fn place_of(&self, path: &str) -> Origin {
         place_of(&self.layers, path)
     }
 
@@ -170,7 +165,7 @@ impl Loaded {
         let rows = ROWS.iter().map(|Row { key, .. }| Shown {
             key: (*key).to_owned(),
             value: self.values.get(key).cloned().unwrap_or_default(),
-            origin: self.origins.get(key).unwrap_or(&Origin::Default).to_string(),
+            origin: self.origin(key).to_string(),
         });
         rows.chain(self.show_models()).chain(self.show_providers()).collect()
     }

@@ -186,9 +186,9 @@ fn rows(group: Group) -> impl Iterator<Item = &'static Row> {
 
 /// What is accepted, as a sentence.
 pub fn values(row: &Row) -> String {
-    let unit = match (row.kind, row.unit) {
-        (_, "") | (Kind::Bytes { .. }, _) => String::new(),
-        (_, unit) => format!(" {unit}"),
+    let unit = match row.unit {
+        "" => String::new(),
+        unit => format!(" {unit}"),
     };
     format!("Values: {}{unit}.", row.kind.accepted())
 }

@@ -12,7 +12,7 @@ pub struct Row {
     pub kind: Kind,
     /// The built-in value, in the form that a flag has.
     pub default: &'static str,
-    /// The unit of a number; empty where there is none.
+    /// The unit of a number; empty where there is none, or the number has it.
     pub unit: &'static str,
     /// What it does, one paragraph.
     pub doc: &'static str,
@@ -79,6 +79,12 @@ impl Group {
 }
 
 impl Row {
+    /// What most have: nothing built in, no unit, set in files, by the environment and by flags.
+    pub(super) const fn of(group: Group) -> Self {
+        let (key, default, unit, doc) = ("", "", "", "");
+        Self { key, kind: Kind::Bool, default, unit, doc, group, scope: Scope::Any }
+    }
+
     /// `OP_DBUS_VECTOR_LEVEL` for `vector_level`.
     pub fn variable(&self) -> String {
         format!("OP_DBUS_{}", self.key.to_ascii_uppercase())

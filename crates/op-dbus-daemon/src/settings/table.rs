@@ -1,11 +1,10 @@
 //! The table of settings: config file, environment, flags, documentation and `config show` all
 //! follow from it.
 
-use super::choices::{
-    ARENAS, AUTO_ON_OFF, CPU_ENGINES, CPU_ISAS, FALLBACKS, LEVELS, OFFLOAD, PRECISIONS, PROVIDERS,
-};
+use super::choices::{ARENAS, AUTO_ON_OFF, CPU_ISAS, FALLBACKS, LEVELS};
 use super::kind::{Kind, count, count_or};
 use super::row::{Group, Row, Scope};
+use super::types::{CpuEngine, Offload, Precision, Provider};
 
 /// The row of a key.
 pub fn row(key: &str) -> Option<&'static Row> {
@@ -18,22 +17,18 @@ pub const ROWS: &[Row] = &[
         key: "vector_level",
         kind: Kind::Choice(LEVELS),
         default: "medium",
-        unit: "",
         doc: "Which model answers: `low` is the fastest (paraphrase-MiniLM-L3-v2, 384 \
               dimensions), `medium` the balance (all-MiniLM-L6-v2, 384), `high` the best \
               (all-mpnet-base-v2, 768). `none` starts the service without embedding. Vectors of \
               different levels must not be compared.",
-        group: Group::Model,
         scope: Scope::Runtime,
+        ..Row::of(Group::Model)
     },
     Row {
         key: "model",
         kind: Kind::Model,
-        default: "",
-        unit: "",
         doc: "An imported model, by its name in the store, served in place of the level's.",
-        group: Group::Model,
-        scope: Scope::Any,
+        ..Row::of(Group::Model)
     },
     Row {
         key: "expect_dimensions",
@@ -42,28 +37,24 @@ pub const ROWS: &[Row] = &[
         unit: "dimensions",
         doc: "The service refuses to start with a model that has other dimensions, and a call that \
               names one with the option `level`: for an index that has been built for one size.",
-        group: Group::Model,
-        scope: Scope::Any,
+        ..Row::of(Group::Model)
     },
     Row {
         key: "execution_provider",
-        kind: Kind::Choice(PROVIDERS),
+        kind: Kind::Choice(Provider::CHOICES),
         default: "cpu",
-        unit: "",
         doc: "What computes the vectors; `auto` takes the best that works. The property \
               `ExecutionProvider` tells which one verifiably runs.",
-        group: Group::Provider,
         scope: Scope::Runtime,
+        ..Row::of(Group::Provider)
     },
     Row {
         key: "fallback",
         kind: Kind::Choices(FALLBACKS),
         default: "cpu",
-        unit: "",
         doc: "What is tried, in order, when the provider does not work. `none` is strict: the \
               service then reports the failure instead of running on something else.",
-        group: Group::Provider,
-        scope: Scope::Any,
+        ..Row::of(Group::Provider)
     },
     Row {
         key: "provider_retry_s",
@@ -73,147 +64,121 @@ pub const ROWS: &[Row] = &[
         doc: "How often the providers are tried again that are preferred to the one that computes, for \
               each model that is loaded; 0 is at a reload only. One that works takes over. Where none \
               works at all, it is every 30 seconds at least.",
-        group: Group::Provider,
-        scope: Scope::Any,
+        ..Row::of(Group::Provider)
     },
     Row {
         key: "gpu_device",
         kind: Kind::Devices,
         default: "0",
-        unit: "",
         doc: "Which devices of the provider are used, by number.",
-        group: Group::Provider,
         scope: Scope::Runtime,
+        ..Row::of(Group::Provider)
     },
     Row {
         key: "precision",
-        kind: Kind::Choice(PRECISIONS),
+        kind: Kind::Choice(Precision::CHOICES),
         default: "auto",
-        unit: "",
         doc: "The number format that models compute in. `auto` is `bf16` where the CPU computes \
               in it, `f16` on `cuda`, else `f32`. `int8` is the fastest and coarsest, and only taken when it is \
               named. The native engine has `f32`, `bf16` and `int8` on every CPU, but those \
               without hardware for it are slow. ONNX Runtime, and so every accelerator, has `f32` \
               and `f16`; `openvino`, on a CPU that has it, and `tensorrt` have `bf16` as well. With \
               `f16` the native engine computes as with `auto`, and the log says so.",
-        group: Group::Provider,
-        scope: Scope::Any,
+        ..Row::of(Group::Provider)
     },
     Row {
         key: "runtime",
         kind: Kind::Path { optional: true },
-        default: "",
-        unit: "",
         doc: "The ONNX Runtime library, for `cpu_engine = ort`. When it is not set, the one that `op-dbus runtime pull` \
               has put beside the models is used. `ORT_DYLIB_PATH` counts as its default, except \
               in the system service.",
-        group: Group::Provider,
-        scope: Scope::Any,
+        ..Row::of(Group::Provider)
     },
     Row {
         key: "cpu_engine",
-        kind: Kind::Choice(CPU_ENGINES),
+        kind: Kind::Choice(CpuEngine::CHOICES),
         default: "native",
-        unit: "",
         doc: "What computes on the CPU. `native` is our own code: it pads nothing and needs no \
               library. `ort` is ONNX Runtime: for an ONNX file of your own, and to compare. `sim` \
               needs no model either: the same text always gives the same vector, but vectors \
               carry no meaning; it is there to try out clients.",
-        group: Group::Provider,
-        scope: Scope::Any,
+        ..Row::of(Group::Provider)
     },
     Row {
         key: "cpu_isa",
         kind: Kind::Choice(CPU_ISAS),
         default: "auto",
-        unit: "",
         doc: "The instruction set that the native engine uses. `auto` is the best that the CPU \
               has. A name forces one, to compare or to look for a fault; where the CPU does not \
               have it, the model is not loaded, and the message lists those that it has.",
-        group: Group::Provider,
-        scope: Scope::Any,
+        ..Row::of(Group::Provider)
     },
     Row {
         key: "gpu_memory_limit",
         kind: Kind::Bytes { min: 1 << 20, word: Some("none") },
         default: "none",
-        unit: "bytes",
         doc: "How much memory of a device each worker may take for its batches. Providers that have \
               such an option, `cuda` and `migraphx`, take it from here unless their tables say \
               otherwise; with others it has no effect, and the log says so.",
-        group: Group::Provider,
-        scope: Scope::Any,
+        ..Row::of(Group::Provider)
     },
     Row {
         key: "arena_strategy",
         kind: Kind::Choice(ARENAS),
         default: "auto",
-        unit: "",
         doc: "How the memory taken from a device grows: to the next power of two, or by what a batch \
               asks for, which takes less. `auto` leaves it to the provider. It reaches the providers \
               that `gpu_memory_limit` does.",
-        group: Group::Provider,
-        scope: Scope::Any,
+        ..Row::of(Group::Provider)
     },
     Row {
         key: "io_binding",
         kind: Kind::Choice(AUTO_ON_OFF),
         default: "auto",
-        unit: "",
         doc: "Whether ONNX Runtime keeps buffers for inputs and outputs, one set for each shape of \
               batch, in memory that the device reads by itself where the provider has such. `auto` \
               does where the device has memory of its own: `cuda`, `tensorrt`, `migraphx`, \
               `webgpu`. Batches are padded to few shapes there, all computed once at the load. It \
               has no effect on the native engine and on graphs of your own.",
-        group: Group::Provider,
-        scope: Scope::Any,
+        ..Row::of(Group::Provider)
     },
     Row {
         key: "model_dir",
         kind: Kind::Path { optional: false },
         default: "/var/lib/op-dbus/models",
-        unit: "",
         doc: "The model store: one folder for each model.",
-        group: Group::Places,
-        scope: Scope::Any,
+        ..Row::of(Group::Places)
     },
     Row {
         key: "cache_dir",
         kind: Kind::Path { optional: false },
         default: "/var/cache/op-dbus",
-        unit: "",
         doc: "Files that can be made again, in a folder for each model; at a start what was not used for 180 days goes, \
               and the dozen models used last are kept, with a dozen packed weights and graphs each. The folder that systemd names in `CACHE_DIRECTORY` counts as the default.",
-        group: Group::Places,
-        scope: Scope::Any,
+        ..Row::of(Group::Places)
     },
     Row {
         key: "state_file",
         kind: Kind::Path { optional: false },
         default: "/var/lib/op-dbus/state.json",
-        unit: "",
         doc: "Where settings changed while the service runs are kept.",
-        group: Group::Places,
-        scope: Scope::Any,
+        ..Row::of(Group::Places)
     },
     Row {
         key: "config",
         kind: Kind::Path { optional: false },
         default: "/etc/op-dbus/config.toml",
-        unit: "",
         doc: "The main configuration file. When it is named, it must exist, and it is read in \
               place of `/etc/op-dbus/config.toml` and of the drop-ins in `/etc/op-dbus/conf.d`.",
-        group: Group::Places,
         scope: Scope::Outside,
+        ..Row::of(Group::Places)
     },
     Row {
         key: "bus",
         kind: Kind::Bus,
         default: "system",
-        unit: "",
         doc: "The bus on which the service is found.",
-        group: Group::Places,
-        scope: Scope::Any,
+        ..Row::of(Group::Places)
     },
     Row {
         key: "batch_tokens_max",
@@ -227,8 +192,7 @@ pub const ROWS: &[Row] = &[
               best, for a second or two when it first loads it, and keeps the answer in \
               `cache_dir`; with a number it measures nothing. For ONNX Runtime `auto` is 512 \
               on the CPU, 8192 on an accelerator, and up to 32768 on one that is faster with them.",
-        group: Group::Batching,
-        scope: Scope::Any,
+        ..Row::of(Group::Batching)
     },
     Row {
         key: "batch_delay_us_max",
@@ -237,8 +201,7 @@ pub const ROWS: &[Row] = &[
         unit: "microseconds",
         doc: "How long a text may wait for others to share its batch while a worker is idle. \
               With 0 batches form only while all workers are busy, which costs no latency.",
-        group: Group::Batching,
-        scope: Scope::Any,
+        ..Row::of(Group::Batching)
     },
     Row {
         key: "threads",
@@ -247,8 +210,7 @@ pub const ROWS: &[Row] = &[
         unit: "threads",
         doc: "Threads that each worker computes with, no more than there are CPUs. `auto` shares them \
               evenly between the workers. Threads that take up all CPUs are kept on one each.",
-        group: Group::Batching,
-        scope: Scope::Any,
+        ..Row::of(Group::Batching)
     },
     Row {
         key: "workers_per_device",
@@ -258,19 +220,16 @@ pub const ROWS: &[Row] = &[
         doc: "Worker processes for each device; all CPUs together are one device. Every worker \
               holds the model in memory. `auto` is one with the native engine, whose threads \
               share it, and one for each CPU, eight at most, with ONNX Runtime.",
-        group: Group::Batching,
-        scope: Scope::Any,
+        ..Row::of(Group::Batching)
     },
     Row {
         key: "offload",
-        kind: Kind::Choice(OFFLOAD),
+        kind: Kind::Choice(Offload::CHOICES),
         default: "off",
-        unit: "",
         doc: "Whether the CPU computes beside an accelerator. With `auto` each batch goes where it \
               will be done first, by what batches cost on either and what waits; each reply \
               names what computed it. Of no effect where the CPU serves alone.",
-        group: Group::Batching,
-        scope: Scope::Any,
+        ..Row::of(Group::Batching)
     },
     Row {
         key: "queue_tokens_max",
@@ -279,8 +238,7 @@ pub const ROWS: &[Row] = &[
         unit: "tokens",
         doc: "The most tokens of all callers together that may wait or be computed, by the models of all levels. \
               Beyond it calls are refused at once with `Overloaded`.",
-        group: Group::Admission,
-        scope: Scope::Any,
+        ..Row::of(Group::Admission)
     },
     Row {
         key: "quota_tokens",
@@ -289,8 +247,7 @@ pub const ROWS: &[Row] = &[
         unit: "tokens",
         doc: "The most tokens of one user that may wait or be computed, by the models of all levels; beside others \
               what `queue_tokens_max` leaves free. Beyond it calls are refused at once with `QuotaExceeded`.",
-        group: Group::Admission,
-        scope: Scope::Any,
+        ..Row::of(Group::Admission)
     },
     Row {
         key: "source_silence_s",
@@ -300,20 +257,17 @@ pub const ROWS: &[Row] = &[
         doc: "How long a pipe or a file system that `EmbedFromFd`, or a job, reads from may be silent \
               while its texts are wanted; then the call ends with `DeadlineExceeded`, and its place is \
               free for others. Counts for calls that begin after the next reload.",
-        group: Group::Admission,
-        scope: Scope::Any,
+        ..Row::of(Group::Admission)
     },
     Row {
         key: "cache_bytes",
         kind: Kind::Bytes { min: 0, word: None },
         default: "0",
-        unit: "bytes",
         doc: "Memory for finished vectors of texts that come again; 0 keeps none. A user gets back \
               only what their own calls have computed, and where the room is used up, the user who \
               has the most of it loses what was asked for the longest ago. Nothing of a text is \
               kept, and nothing is written to a disk. A change counts at the next reload.",
-        group: Group::Admission,
-        scope: Scope::Any,
+        ..Row::of(Group::Admission)
     },
     Row {
         key: "load_timeout_s",
@@ -321,8 +275,7 @@ pub const ROWS: &[Row] = &[
         default: "120",
         unit: "seconds",
         doc: "How long a worker may take to load its model before it is given up.",
-        group: Group::Life,
-        scope: Scope::Any,
+        ..Row::of(Group::Life)
     },
     Row {
         key: "batch_timeout_s",
@@ -332,29 +285,24 @@ pub const ROWS: &[Row] = &[
         doc: "How long a worker may take for one batch. One that takes longer hangs: it is ended and \
               replaced, and its batch is computed again. On a device that is slow by nature batches \
               may have to be smaller (`batch_tokens_max`).",
-        group: Group::Life,
-        scope: Scope::Any,
+        ..Row::of(Group::Life)
     },
     Row {
         key: "worker_memory_max",
         kind: Kind::Bytes { min: 16 << 20, word: Some("auto") },
         default: "auto",
-        unit: "bytes",
         doc: "The most memory, not counting mapped files, that a worker may ask for; beyond it the \
               worker ends, and its batch is computed again. `auto` is no limit for accelerators, and for others an \
               equal share of 3/4 of the memory of the machine, or of the unit or container, 2 GiB at least if they are that.",
-        group: Group::Life,
-        scope: Scope::Any,
+        ..Row::of(Group::Life)
     },
     Row {
         key: "worker_nice",
         kind: count(0, 19),
         default: "5",
-        unit: "",
         doc: "How much workers that compute on the CPU give way to other programs, the bus and the callers \
               among them: added to the nice value of the service. 0 is not at all.",
-        group: Group::Life,
-        scope: Scope::Any,
+        ..Row::of(Group::Life)
     },
     Row {
         key: "idle_unload_s",
@@ -363,38 +311,31 @@ pub const ROWS: &[Row] = &[
         unit: "seconds",
         doc: "How long a model stays loaded without a call; 0 is for ever. The next call loads it \
               again, and waits for that.",
-        group: Group::Life,
-        scope: Scope::Any,
+        ..Row::of(Group::Life)
     },
     Row {
         key: "log",
         kind: Kind::Filter,
         default: "info",
-        unit: "",
         doc: "What is logged. A worker takes a change when it is started. Of the libraries `h2`, `hyper_util`, `ort`, `tonic`, `tower` and `zbus` no more than warnings, unless it names them. The content of texts never is.",
-        group: Group::Life,
-        scope: Scope::Any,
+        ..Row::of(Group::Life)
     },
     Row {
         key: "core_dumps",
         kind: Kind::Bool,
         default: "false",
-        unit: "",
         doc: "Whether the service and the gateway may leave a core dump when they crash, as far as \
               the limit of the unit or the shell lets them: it holds callers' texts. Without it \
               nobody but root may attach a debugger either. Workers leave none in any case.",
-        group: Group::Life,
-        scope: Scope::Any,
+        ..Row::of(Group::Life)
     },
     Row {
         key: "http_listen",
         kind: Kind::Listen,
         default: "none",
-        unit: "",
         doc: "Where `op-dbus gateway` answers HTTP; the daemon itself never does. An address that \
               other machines reach is accepted only with an API key. A socket that systemd hands \
               over is used in its place.",
-        group: Group::Gateway,
-        scope: Scope::Any,
+        ..Row::of(Group::Gateway)
     },
 ];

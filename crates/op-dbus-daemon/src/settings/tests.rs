@@ -5,6 +5,7 @@ mod in_vain;
 mod options;
 mod precedence;
 mod values;
+mod writers;
 
 use std::fs;
 use std::path::Path;

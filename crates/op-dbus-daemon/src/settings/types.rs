@@ -6,109 +6,30 @@ use std::str::FromStr;
 use serde::de::{self, Deserialize, Deserializer};
 use zbus::Address;
 
-use super::kind::show;
+use super::kind::{Choice, show};
 
-/// What computes the vectors, as asked for; what really runs is known only at run time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Provider {
-    /// The best provider that works on this machine.
-    Auto,
-    /// The processor.
-    Cpu,
-    /// NVIDIA, through CUDA.
-    Cuda,
-    /// NVIDIA, through TensorRT.
-    TensorRt,
-    /// Any GPU with a Vulkan, Metal or Direct3D 12 driver.
-    WebGpu,
-    /// Whatever the ggml library computes on.
-    Ggml,
-    /// Intel processors, GPUs and NPUs.
-    OpenVino,
-    /// AMD, through MIGraphX.
-    MiGraphX,
-    /// Windows, through Direct3D 12.
-    DirectMl,
-    /// Apple hardware.
-    CoreMl,
-    /// Another machine.
-    Remote,
-}
-
-impl Provider {
-    /// Every provider, with its canonical name.
-    pub const ALL: &[(Provider, &str)] = &[
-        (Provider::Auto, "auto"),
-        (Provider::Cpu, "cpu"),
-        (Provider::Cuda, "cuda"),
-        (Provider::TensorRt, "tensorrt"),
-        (Provider::WebGpu, "webgpu"),
-        (Provider::Ggml, "ggml"),
-        (Provider::OpenVino, "openvino"),
-        (Provider::MiGraphX, "migraphx"),
-        (Provider::DirectMl, "directml"),
-        (Provider::CoreMl, "coreml"),
-        (Provider::Remote, "remote"),
-    ];
-}
-
-/// The number format that a model computes in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Precision {
-    /// What the provider does best without a visible loss of quality.
-    Auto,
-    /// 32-bit floating point.
-    F32,
-    /// 16-bit floating point.
-    F16,
-    /// 16-bit floating point with the range of 32.
-    Bf16,
-    /// 8-bit integers.
-    Int8,
-}
-
-impl Precision {
-    const ALL: &[(Precision, &str)] = &[
-        (Precision::Auto, "auto"),
-        (Precision::F32, "f32"),
-        (Precision::F16, "f16"),
-        (Precision::Bf16, "bf16"),
-        (Precision::Int8, "int8"),
-    ];
-}
-
-/// What computes on the CPU.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum CpuEngine {
-    /// Our own kernels.
-    Native,
-    /// ONNX Runtime.
-    Ort,
-    /// Simulated vectors: the same text gives the same vector, but they carry no meaning.
-    Sim,
-}
-
-impl CpuEngine {
-    const ALL: &[(CpuEngine, &str)] =
-        &[(CpuEngine::Native, "native"), (CpuEngine::Ort, "ort"), (CpuEngine::Sim, "sim")];
-}
-
-/// Whether the CPU computes beside an accelerator.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Offload {
-    /// It does not.
-    Off,
-    /// It takes the batches that it will have done first.
-    Auto,
-}
-
-impl Offload {
-    const ALL: &[(Offload, &str)] = &[(Offload::Off, "off"), (Offload::Auto, "auto")];
-}
-
-/// Implements `Display`, `FromStr` and `Deserialize` from a type's table of names.
+/// Makes a type of the names that a setting accepts: its values with `ALL`, `CHOICES`, `Display`, `FromStr` and
+/// `Deserialize`.
 macro_rules! named {
-    ($type:ident, $what:literal) => {
+    (
+        $(#[$about:meta])*
+        $type:ident, $what:literal:
+        $($(#[$doc:meta])* $value:ident = $name:literal $(or $alias:literal)?,)*
+    ) => {
+        $(#[$about])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub enum $type {
+            $($(#[$doc])* $value,)*
+        }
+
+        impl $type {
+            /// Each with its canonical name.
+            pub const ALL: &[($type, &str)] = &[$(($type::$value, $name),)*];
+            /// Their names, and what else people call them.
+            pub(super) const CHOICES: &[Choice] =
+                &[$(Choice { name: $name, aliases: &[$($alias)?] },)*];
+        }
+
         impl fmt::Display for $type {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 let name = $type::ALL.iter().find(|(value, _)| value == self);
@@ -135,10 +56,67 @@ macro_rules! named {
     };
 }
 
-named!(Provider, "an execution provider");
-named!(Precision, "a precision");
-named!(CpuEngine, "a CPU engine");
-named!(Offload, "a way to offload");
+named! {
+    /// What computes the vectors, as asked for; what really runs is known only at run time.
+    Provider, "an execution provider":
+    /// The best provider that works on this machine.
+    Auto = "auto",
+    /// The processor.
+    Cpu = "cpu",
+    /// NVIDIA, through CUDA.
+    Cuda = "cuda" or "gpu",
+    /// NVIDIA, through TensorRT.
+    TensorRt = "tensorrt" or "trt",
+    /// Any GPU with a Vulkan, Metal or Direct3D 12 driver.
+    WebGpu = "webgpu" or "wgpu",
+    /// Whatever the ggml library computes on.
+    Ggml = "ggml",
+    /// Intel processors, GPUs and NPUs.
+    OpenVino = "openvino",
+    /// AMD, through MIGraphX.
+    MiGraphX = "migraphx" or "rocm",
+    /// Windows, through Direct3D 12.
+    DirectMl = "directml" or "dml",
+    /// Apple hardware.
+    CoreMl = "coreml",
+    /// Another machine.
+    Remote = "remote",
+}
+
+named! {
+    /// The number format that a model computes in.
+    Precision, "a precision":
+    /// What the provider does best without a visible loss of quality.
+    Auto = "auto",
+    /// 32-bit floating point.
+    F32 = "f32",
+    /// 16-bit floating point.
+    F16 = "f16",
+    /// 16-bit floating point with the range of 32.
+    Bf16 = "bf16",
+    /// 8-bit integers.
+    Int8 = "int8",
+}
+
+named! {
+    /// What computes on the CPU.
+    CpuEngine, "a CPU engine":
+    /// Our own kernels.
+    Native = "native",
+    /// ONNX Runtime.
+    Ort = "ort",
+    /// Simulated vectors: the same text gives the same vector, but they carry no meaning.
+    Sim = "sim",
+}
+
+named! {
+    /// Whether the CPU computes beside an accelerator.
+    Offload, "a way to offload":
+    /// It does not.
+    Off = "off",
+    /// It takes the batches that it will have done first.
+    Auto = "auto",
+}
 
 /// Which devices of the provider are used.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -91,6 +91,9 @@ fn what_goes_wrong_is_in_the_message() {
 fn a_filter_that_is_none_is_refused_in_a_sentence() {
     let text = parse_filter("info=loud").unwrap_err();
     assert!(text.starts_with("`info=loud` is not a log filter ("), "{text}");
+    for wrong in ["", " ", "[", "a=b=c", "info, debug"] {
+        assert!(parse_filter(wrong).is_err(), "{wrong}");
+    }
     for right in ["warn,op_dbus_engine=trace", "off", "INFO", "op_dbus", "debug,[span]=trace"] {
         assert!(parse_filter(right).is_ok(), "{right}");
     }

@@ -91,10 +91,7 @@ pub fn run(args: Args) -> Done {
     let mut loaded = args.files.load_beside(environment)?;
     let own_unit = unit.as_ref().ok().filter(|_| !elsewhere);
     let closed = own_unit.and_then(|unit| unit.lend_credentials(&mut loaded.settings));
-    let configured = || {
-        let origin = loaded.origins.get("bus").cloned().unwrap_or(Origin::Default);
-        (loaded.settings.bus.clone(), origin)
-    };
+    let configured = || (loaded.settings.bus.clone(), loaded.origin("bus").clone());
     let flag = |bus| (bus, Origin::Flag("--bus".to_owned()));
     let (bus, bus_origin) = args.bus.map_or_else(configured, flag);
     let examination = Examination {

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use clap::Command;
-use op_dbus_daemon::settings::{Group, Listen, Origin, ROWS, Row, Settings, Sources};
+use op_dbus_daemon::settings::{Group, Listen, ROWS, Row, Settings, Sources};
 use op_dbus_daemon::telemetry;
 use op_dbus_gateway::{Address, Config, Fatal};
 
@@ -47,7 +47,7 @@ pub fn run(args: Given<Flags>) -> Done {
     let loaded = Settings::load(&Sources::of_process(args.values))?;
     // The other warnings are about models and the state file, of which the gateway reads nothing.
     let misspelt = loaded.misspelt();
-    let from = loaded.origins.get("http_listen").unwrap_or(&Origin::Default).to_string();
+    let from = loaded.origin("http_listen").to_string();
     let settings = loaded.settings;
     telemetry::start(&settings.log).map_err(Failure::refused)?;
     for variable in misspelt {

@@ -3,7 +3,6 @@
 mod budget;
 mod framing;
 mod result;
-mod rows;
 mod source;
 mod stream;
 
@@ -12,7 +11,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use op_dbus_api::Error;
-use op_dbus_engine::Limits;
 use tokio::time::timeout;
 
 use super::caller::Caller;
@@ -29,7 +27,7 @@ pub use result::Format;
 pub use source::Source;
 use stream::silent;
 
-pub use stream::{Bounds, Made, Progress, Stream, while_wanted};
+pub use stream::{Made, Progress, Stream, while_wanted};
 
 /// What a result counts as among the replies of a direct connection until it is sent: some hundred of a user are
 /// under way at once.
@@ -88,10 +86,10 @@ impl Calls {
         let source = self.source(caller, fd, &wanted).await?;
         // The result is held until there is room for it.
         let _place = source.place();
-        let bounds = self.bounds();
+        let silence_max = self.silence_max();
         let (grant, deadline) = (self.budget.grant(caller.uid), wanted.options.deadline);
         let stream = Stream::new(caller, &self.service, grant, wanted, Arc::default()).await?;
-        let made = stream.run(source, bounds).await?;
+        let made = stream.run(source, silence_max).await?;
         self.room(caller, Reply::Descriptor, deadline).await?;
         Ok(made.bulk)
     }
@@ -107,7 +105,7 @@ impl Calls {
         wanted: &Wanted,
     ) -> Result<Source, Error> {
         let place = self.budget.place(caller.uid, Work::Stream)?;
-        let Bounds { silence_max, .. } = self.bounds();
+        let silence_max = self.silence_max();
         let opened = async {
             let opened = timeout(silence_max, Source::open(fd, place)).await;
             opened.unwrap_or_else(|_| Err(silent(silence_max)))
@@ -115,9 +113,8 @@ impl Calls {
         while_wanted(caller, wanted.options.deadline, opened).await
     }
 
-    /// What holds for a source whose call begins now.
-    pub fn bounds(&self) -> Bounds {
-        let silence_max = Duration::from_secs(self.service.now().settings().source_silence_s);
-        Bounds { text_bytes_max: Limits::default().text_bytes_max, silence_max }
+    /// How long a source whose call begins now may be silent while it is wanted.
+    pub fn silence_max(&self) -> Duration {
+        Duration::from_secs(self.service.now().settings().source_silence_s)
     }
 }

@@ -1,14 +1,14 @@
 //! The result of a bulk call: a memfd that vectors are written to as they come, and that is sealed.
 
+use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use op_dbus_api::{Error, ErrorName};
 use op_dbus_engine::RowSink;
 
-use super::rows::{Layout, Rows};
 use crate::bus::encoding::Encoding;
 use crate::service::MakeSink;
 use crate::{memfd, npy};
@@ -37,9 +37,36 @@ impl Format {
 
 /// A result in the making. Nobody else has it before it is sealed.
 #[derive(Debug)]
-pub struct ResultFile {
-    rows: Arc<Rows>,
+pub struct ResultFile(Arc<Rows>);
+
+/// What the sinks of a result share. Its memfd is written, not mapped: pages that are written whole are
+/// neither zeroed first nor faulted in, and what was never mapped needs no unmapping to be sealed.
+#[derive(Debug)]
+struct Rows {
+    file: File,
+    encoding: Encoding,
+    dimensions: usize,
     format: Format,
+    /// Why a row could not be written, once that was so.
+    failed: OnceLock<io::Error>,
+}
+
+impl Rows {
+    /// Where row number `row` begins, in bytes.
+    const fn at(&self, row: u64) -> u64 {
+        let row_bytes = self.encoding.row_bytes(self.dimensions) as u64;
+        (self.format.header_bytes() as u64).saturating_add(row.saturating_mul(row_bytes))
+    }
+
+    /// Writes rows that follow one another, each once, with one system call; what can't be written is
+    /// told by [`ResultFile::check`].
+    fn write(&self, first: u64, vectors: &[f32]) {
+        let bytes = self.encoding.bytes(vectors, self.dimensions);
+        if let Err(error) = self.file.write_all_at(&bytes, self.at(first)) {
+            // The first is the one that is told.
+            let _ = self.failed.set(error);
+        }
+    }
 }
 
 impl ResultFile {
@@ -49,23 +76,22 @@ impl ResultFile {
     /// `NoSpace` when the kernel gives no memfd.
     pub fn new(encoding: Encoding, dimensions: usize, format: Format) -> Result<Self, Error> {
         let file = memfd::create(c"op-dbus-vectors").map_err(|error| no_space(&error))?;
-        let layout = Layout { encoding, dimensions, start: format.header_bytes() as u64 };
-        Ok(Self { rows: Arc::new(Rows::new(file, layout)), format })
+        Ok(Self(Arc::new(Rows { file, encoding, dimensions, format, failed: OnceLock::new() })))
     }
 
     /// Bytes of a result of `rows` rows.
     pub fn bytes(&self, rows: u64) -> u64 {
-        self.rows.layout.bytes(rows)
+        self.0.at(rows)
     }
 
     /// Bytes of one row.
     pub fn row_bytes(&self) -> u64 {
-        self.rows.layout.row_bytes()
+        self.0.encoding.row_bytes(self.0.dimensions) as u64
     }
 
     /// Takes the vectors of a call whose first text is row number `first`.
     pub fn sink(&self, first: u64) -> MakeSink {
-        let rows = self.rows.clone();
+        let rows = self.0.clone();
         Arc::new(move || {
             let rows = rows.clone();
             RowSink::new(move |text, vectors| rows.write(first + u64::from(text), vectors))
@@ -77,7 +103,7 @@ impl ResultFile {
     /// # Errors
     /// `NoSpace`.
     pub fn check(&self) -> Result<(), Error> {
-        self.rows.failure().map_or(Ok(()), |error| Err(no_space(error)))
+        self.0.failed.get().map_or(Ok(()), |error| Err(no_space(error)))
     }
 
     /// Ends the result, which has all its rows, and seals it: nobody can change it any more.
@@ -86,9 +112,9 @@ impl ResultFile {
     /// `NoSpace` where something could not be written.
     pub fn seal(self, rows: u64) -> Result<OwnedFd, Error> {
         self.check()?;
-        let Rows { file, layout, .. } = &*self.rows;
-        let (element, columns) = layout.encoding.numpy(layout.dimensions);
-        if self.format == Format::Npy {
+        let Rows { file, encoding, dimensions, format, .. } = &*self.0;
+        if *format == Format::Npy {
+            let (element, columns) = encoding.numpy(*dimensions);
             let header = npy::header(element, rows, columns);
             file.write_all_at(&header, 0).map_err(|error| no_space(&error))?;
         }
@@ -108,15 +134,16 @@ fn no_space(error: &io::Error) -> Error {
 
 #[cfg(test)]
 mod tests {
-    use std::fs::File;
     use std::io::Read;
+    use std::thread;
 
     use super::*;
+    use crate::bus::encoding::NAMES;
 
     fn result(encoding: Encoding, format: Format) -> Vec<u8> {
         let result = ResultFile::new(encoding, 2, format).unwrap();
         for (row, vector) in [(1, [0.5, -1.0]), (0, [0.25, 0.0])] {
-            result.rows.write(row, &vector);
+            result.0.write(row, &vector);
         }
         let bytes = result.bytes(2);
         let mut file = File::from(result.seal(2).unwrap());
@@ -137,6 +164,25 @@ mod tests {
     }
 
     #[test]
+    fn rows_are_where_they_belong_however_many_come_at_once() {
+        let vectors: Vec<f32> = (0..7 * 37).map(|n| (n as f32).sin()).collect();
+        for (name, encoding) in NAMES {
+            for at_once in [1, 3, 7] {
+                let result = ResultFile::new(encoding, 37, Format::Npy).unwrap();
+                thread::scope(|scope| {
+                    for (number, run) in vectors.chunks(37 * at_once).enumerate() {
+                        let rows = &result.0;
+                        scope.spawn(move || rows.write((number * at_once) as u64, run));
+                    }
+                });
+                let mut bytes = Vec::new();
+                File::from(result.seal(7).unwrap()).read_to_end(&mut bytes).unwrap();
+                assert_eq!(bytes[128..], *encoding.bytes(&vectors, 37), "{name}");
+            }
+        }
+    }
+
+    #[test]
     fn no_rows_are_a_result_too() {
         let empty = ResultFile::new(Encoding::F32, 2, Format::Npy).unwrap();
         let file = File::from(empty.seal(0).unwrap());
@@ -146,8 +192,8 @@ mod tests {
     #[test]
     fn memory_that_is_not_there_is_no_space() {
         let endless = ResultFile::new(Encoding::F32, 2, Format::Raw).unwrap();
-        endless.rows.write(u64::MAX / 2, &[0.5, -1.0]);
-        endless.rows.write(0, &[0.5, -1.0]);
+        endless.0.write(u64::MAX / 2, &[0.5, -1.0]);
+        endless.0.write(0, &[0.5, -1.0]);
         assert_eq!(endless.check().unwrap_err().name(), ErrorName::NoSpace);
         assert_eq!(endless.seal(1).unwrap_err().name(), ErrorName::NoSpace);
     }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use futures_util::StreamExt;
 use futures_util::stream::FuturesOrdered;
 use op_dbus_api::{Error, ErrorName, TRUNCATED_LISTED_MAX, info};
-use op_dbus_engine::{Error as EngineError, Excess, Inputs, Priority, Reply};
+use op_dbus_engine::{Error as EngineError, Excess, Inputs, Limits, Priority, Reply};
 use tokio::time::{Instant as Clock, sleep_until};
 
 use super::budget::Grant;
@@ -20,22 +20,13 @@ use super::{Bulk, Framing, Records};
 use crate::bus::caller::Caller;
 use crate::bus::options::Wanted;
 use crate::bus::reply::{Embedded, wire};
-use crate::service::{Error as ServiceError, Options, Request, Served, Service};
+use crate::service::{Error as ServiceError, Options, Request, Served, Service, until};
 
 /// Batches in the engine at once: one is computed, one waits, and two are on their way.
 const BATCHES_MAX: usize = 4;
 /// A batch ends at the first of these.
 const BATCH_TEXTS: usize = 1024;
 const BATCH_BYTES: usize = 256 << 10;
-
-/// What holds for a source of texts.
-#[derive(Clone, Copy, Debug)]
-pub struct Bounds {
-    /// The most bytes of one text.
-    pub text_bytes_max: usize,
-    /// How long it may be silent while it is wanted.
-    pub silence_max: Duration,
-}
 
 /// How far a stream is. Relaxed: it orders nothing else.
 #[derive(Debug, Default)]
@@ -106,14 +97,14 @@ impl<'a> Stream<'a> {
     ///
     /// # Errors
     /// Those of the source, its texts, the engine and the result.
-    pub async fn run(mut self, source: Source, bounds: Bounds) -> Result<Made, Error> {
+    pub async fn run(mut self, source: Source, silence_max: Duration) -> Result<Made, Error> {
         let (caller, deadline) = (self.caller, self.wanted.options.deadline);
-        while_wanted(caller, deadline, self.embed_all(source, bounds)).await?;
+        while_wanted(caller, deadline, self.embed_all(source, silence_max)).await?;
         self.finish()
     }
 
-    async fn embed_all(&mut self, mut source: Source, bounds: Bounds) -> Result<(), Error> {
-        let Bounds { text_bytes_max, silence_max } = bounds;
+    async fn embed_all(&mut self, mut source: Source, silence_max: Duration) -> Result<(), Error> {
+        let text_bytes_max = Limits::default().text_bytes_max;
         let mut records = Some(Records::new(self.wanted.framing, text_bytes_max));
         let mut waiting = Waiting::default();
         // In order, as what was cut is listed.
@@ -295,18 +286,7 @@ pub async fn while_wanted<T>(
     deadline: Option<Instant>,
     work: impl Future<Output = Result<T, Error>>,
 ) -> Result<T, Error> {
-    let late = async {
-        match deadline {
-            Some(deadline) => sleep_until(deadline.into()).await,
-            None => std::future::pending().await,
-        }
-    };
-    tokio::select! {
-        biased;
-        () = caller.cancel.cancelled() => Err(ServiceError::Engine(EngineError::Cancelled))?,
-        result = work => result,
-        () = late => Err(ServiceError::Engine(EngineError::DeadlineExceeded))?,
-    }
+    until(&caller.cancel, deadline, work).await.map_err(ServiceError::Engine)?
 }
 
 pub(super) fn silent(silence_max: Duration) -> Error {

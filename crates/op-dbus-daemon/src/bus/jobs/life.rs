@@ -108,7 +108,7 @@ impl Life {
         let grant = self.calls.budget.grant(self.caller.uid);
         let progress = self.listed.job.progress.clone();
         let stream = Stream::new(&self.caller, service, grant, wanted, progress).await?;
-        stream.run(source, self.calls.bounds()).await
+        stream.run(source, self.calls.silence_max()).await
     }
 
     /// Tells the owner, and nobody else, what the properties are.

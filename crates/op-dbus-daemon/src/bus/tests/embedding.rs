@@ -4,11 +4,14 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use op_dbus_api::{ErrorName, ROOT_PATH};
+use tracing::subscriber::DefaultGuard;
 use zbus::message::Message;
 
 use super::{ready, refusal};
 use crate::bus::caller::Callers;
-use crate::bus::calls::Calls;
+use crate::bus::calls::{Asked, Calls};
+use crate::bus::reply::Form;
+use crate::service::Options;
 
 #[tokio::test]
 async fn no_texts_give_no_vectors() {
@@ -48,21 +51,30 @@ async fn a_reply_beyond_the_limit_is_refused_before_any_work() {
     assert_eq!(served.engine.stats().texts, 0);
 }
 
-/// The replies of these methods have no place for it.
-#[tokio::test]
-async fn a_text_that_is_cut_without_a_word_to_its_caller_is_told_in_the_log() {
-    let long = "x".repeat(1000);
+/// What is logged from now on, until the guard goes.
+fn logged() -> (tempfile::NamedTempFile, DefaultGuard) {
     let log = tempfile::NamedTempFile::new().unwrap();
     let writer = Arc::new(log.reopen().unwrap());
     // Our own lines alone: a span of zbus may outlive this test.
     let subscriber = tracing_subscriber::fmt().with_env_filter("op_dbus_daemon=info");
     let subscriber = subscriber.with_writer(writer).with_ansi(false).finish();
-    let _guard = tracing::subscriber::set_default(subscriber);
-    let told = || {
-        let log = std::fs::read_to_string(log.path()).unwrap();
-        assert!(!log.contains("xxx"), "{log}");
-        log.lines().filter(|line| line.contains("were cut") && line.contains(" 1 of ")).count()
-    };
+    (log, tracing::subscriber::set_default(subscriber))
+}
+
+/// The lines there that tell of one text that was cut.
+fn cut(log: &tempfile::NamedTempFile) -> Vec<String> {
+    let log = std::fs::read_to_string(log.path()).unwrap();
+    assert!(!log.contains("xxx"), "{log}");
+    let is_cut = |line: &&str| line.contains("were cut") && line.contains(" 1 of ");
+    log.lines().filter(is_cut).map(str::to_owned).collect()
+}
+
+/// The replies of these methods have no place for it.
+#[tokio::test]
+async fn a_text_that_is_cut_without_a_word_to_its_caller_is_told_in_the_log() {
+    let long = "x".repeat(1000);
+    let (log, _guard) = logged();
+    let told = || cut(&log).len();
     for (before, method) in ["Embed", "EmbedBatch", "Similarity", "Rank"].into_iter().enumerate() {
         let pair = ready(&[]).await;
         let embedder = pair.embedder().await;
@@ -80,6 +92,25 @@ async fn a_text_that_is_cut_without_a_word_to_its_caller_is_told_in_the_log() {
             assert_eq!(told(), before + 1, "{method}");
         }
     }
+}
+
+#[tokio::test]
+async fn texts_of_one_user_that_are_cut_hide_none_of_another() {
+    let (log, _guard) = logged();
+    let pair = ready(&[]).await;
+    let callers = Arc::<Callers>::default();
+    let calls = Calls::new(pair.service.clone(), callers.clone(), Arc::default(), Arc::default());
+    let message = Message::method_call(ROOT_PATH, "Embed").build(&()).unwrap();
+    for uid in [4711, 4712, 4711] {
+        let mut caller = callers.enter(&pair.client, &message.header()).await.unwrap();
+        caller.uid = uid;
+        let (inputs, options) = (vec!["x".repeat(1000)].into(), Options::default());
+        let asked = Asked { inputs, options, form: Form::Doubles };
+        calls.embed(&caller, asked, |_| ()).await.unwrap();
+    }
+    let told = cut(&log);
+    assert_eq!(told.len(), 2, "{told:?}");
+    assert!(told[0].contains("user 4711 ") && told[1].contains("user 4712 "), "{told:?}");
 }
 
 #[tokio::test]

@@ -7,7 +7,6 @@ use op_dbus_models::{Error as ModelError, Family, Model, Store};
 
 use super::SIM_MODEL;
 use crate::service::Error;
-use crate::service::provider;
 use crate::service::served::{Choice, listed};
 use crate::settings::Loaded;
 
@@ -39,7 +38,7 @@ impl Draft {
         let found = self.shape.dimensions;
         match loaded.settings.expect_dimensions {
             Some(expected) if expected != found => {
-                let origin = provider::origin(loaded, "expect_dimensions");
+                let origin = loaded.origin("expect_dimensions").clone();
                 Err(Error::Dimensions { model: self.model.clone(), expected, origin, found })
             }
             _ => Ok(()),
@@ -101,7 +100,7 @@ pub(super) fn installed(choice: &Choice, loaded: &Loaded) -> Result<Draft, Error
 fn not_found(choice: &Choice, error: ModelError, loaded: &Loaded) -> Error {
     match (choice, error) {
         (Choice::Imported(name), ModelError::NotInstalled { dir, fix, .. }) => {
-            let (origin, dir) = (provider::origin(loaded, "model"), dir.display());
+            let (origin, dir) = (loaded.origin("model"), dir.display());
             let message = format!(
                 "model is {name} ({origin}), which is not installed in {dir}; type `{fix}`, or name \
                  one that is"
@@ -124,8 +123,7 @@ fn check_prompt(
         return Ok(());
     }
     let key = format!("models.{model}.default_prompt");
-    let origin = loaded.show().into_iter().find(|shown| shown.key == key);
-    let origin = origin.map(|shown| shown.origin).unwrap_or_default();
+    let origin = loaded.place_of(&key);
     let message = format!(
         "{key} is {name:?} ({origin}), which the model does not have; it has {}",
         listed(prompts.keys().map(String::as_str))

@@ -2,7 +2,7 @@
 
 use op_dbus_engine::{BackendError, LoadErrorKind};
 
-use crate::service::{Error, provider};
+use crate::service::Error;
 use crate::settings::{CpuEngine, Loaded, Origin, Provider};
 
 /// Settings that may be why a worker does not load, each with what is said of it then: who says it knows the value
@@ -21,7 +21,7 @@ pub(super) fn with_origin(mut error: BackendError, loaded: &Loaded) -> BackendEr
         return error;
     };
     let key = AT_FAULT.iter().find(|(_, said)| message.contains(said)).map(|(key, _)| *key);
-    match key.map(|key| (key, provider::origin(loaded, key))) {
+    match key.map(|key| (key, loaded.origin(key))) {
         None | Some((_, Origin::Default)) => (),
         Some((key, origin)) => message.push_str(&format!(" ({key} comes from: {origin})")),
     }
@@ -38,7 +38,7 @@ pub(super) fn explained(error: BackendError, provider: Provider, loaded: &Loaded
                 && loaded.settings.cpu_engine == CpuEngine::Native
                 && loaded.settings.cpu_isa != "auto" =>
         {
-            let origin = provider::origin(loaded, "cpu_isa");
+            let origin = loaded.origin("cpu_isa");
             Error::Provider(format!("{message} (cpu_isa comes from: {origin})"))
         }
         BackendError::Load { kind: LoadErrorKind::ProviderUnavailable, message } => {
@@ -71,9 +71,8 @@ mod tests {
 
     #[test]
     fn a_setting_that_is_at_fault_is_told_with_its_place() {
-        let mut sources = Sources::under("/nowhere");
-        sources.flags.insert("load_timeout_s".to_owned(), "1".to_owned());
-        sources.flags.insert("gpu_memory_limit".to_owned(), "1MiB".to_owned());
+        let flags = [("load_timeout_s", "1"), ("gpu_memory_limit", "1MiB")];
+        let mut sources = Sources::under("/nowhere").with_flags(&flags);
         sources.env.insert("OP_DBUS_RUNTIME".into(), "/no.so".into());
         let loaded = Settings::load(&sources).unwrap();
         let told = |message: &str| {

@@ -33,9 +33,7 @@ mod tests {
     use crate::settings::Sources;
 
     fn settings(flags: &[(&str, &str)]) -> Settings {
-        let mut sources = Sources::under("/nowhere");
-        sources.flags.extend(flags.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())));
-        Settings::load(&sources).unwrap().settings
+        Settings::load(&Sources::under("/nowhere").with_flags(flags)).unwrap().settings
     }
 
     #[test]

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use super::super::Settings;
+use super::super::kind::digits;
 use super::super::mistakes::Origin;
 
 /// The provider.
@@ -60,7 +61,7 @@ impl Endpoint {
             }
         };
         let port = match (port.strip_prefix(':'), port.is_empty(), plain) {
-            (Some(digits), ..) => digits.parse().ok().filter(|port| *port > 0)?,
+            (Some(port), ..) => digits(port)?.try_into().ok().filter(|port| *port > 0)?,
             (None, true, true) => 80,
             (None, true, false) => 443,
             (None, false, _) => return None,
@@ -200,6 +201,7 @@ mod tests {
             "http://:80",
             "http://a:0",
             "http://a:x",
+            "http://a:+80",
             "http://a:80:80",
             "http://u@a",
             "http://u:p@a",

@@ -2,12 +2,14 @@
 
 use std::collections::BTreeMap;
 
+use super::super::kind::digits;
+
 /// The options in which shapes stand, smallest first.
 const KEYS: [&str; 3] =
     ["trt_profile_min_shapes", "trt_profile_opt_shapes", "trt_profile_max_shapes"];
 
 /// Longest side that makes sense: texts of a batch, or tokens of a text.
-const SIDE_MAX: u32 = 1 << 20;
+const SIDE_MAX: u64 = 1 << 20;
 
 /// What is accepted, for people.
 pub const ACCEPTED: &str = "inputs with their shapes, such as `input_ids:1x8,lengths:1`";
@@ -18,7 +20,7 @@ pub fn is_right(text: &str) -> bool {
 }
 
 /// Shapes by the name of the input, each once.
-fn parse(text: &str) -> Option<BTreeMap<&str, Vec<u32>>> {
+fn parse(text: &str) -> Option<BTreeMap<&str, Vec<u64>>> {
     let mut shapes = BTreeMap::new();
     for part in text.split(',') {
         let (name, shape) = part.split_once(':')?;
@@ -26,8 +28,8 @@ fn parse(text: &str) -> Option<BTreeMap<&str, Vec<u32>>> {
         if name.is_empty() || !name.chars().all(letters) {
             return None;
         }
-        let side = |side: &str| side.parse().ok().filter(|side| (1..=SIDE_MAX).contains(side));
-        let shape: Vec<u32> = shape.split('x').map(side).collect::<Option<_>>()?;
+        let side = |side| digits(side).filter(|side| (1..=SIDE_MAX).contains(side));
+        let shape: Vec<u64> = shape.split('x').map(side).collect::<Option<_>>()?;
         if shapes.insert(name, shape).is_some() {
             return None;
         }
@@ -88,6 +90,7 @@ mod tests {
             "a:1 ,b:2",
             "a:4294967296",
             "a:1x-1",
+            "a:+1x8",
         ] {
             assert!(!is_right(wrong), "{wrong}");
         }

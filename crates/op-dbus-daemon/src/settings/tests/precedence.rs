@@ -222,7 +222,7 @@ the service to apply it";
     assert_eq!(told(&again.reload().unwrap()), waiting, "for as long as it is so");
     // What is told is what the service runs with, also after a change.
     let mut changed = again;
-    changed.set("vector_level", "none").unwrap();
+    set(&mut changed, "vector_level", "none").unwrap();
     for key in ["state_file", "bus", "core_dumps"] {
         assert_eq!(changed.value(key), loaded.value(key));
         assert_eq!(changed.origins[key], loaded.origins[key]);
@@ -309,16 +309,24 @@ state file /var/lib/op-dbus/state.json: vector_level = \"huge\" is not accepted;
 `none`, `low`, `medium`, `high`; it is ignored";
     assert_eq!(warnings, expected);
     assert_eq!(loaded.settings.gpu_device, Devices::List(vec![0, 1]));
-    loaded.set("vector_level", "low").unwrap();
+    set(&mut loaded, "vector_level", "low").unwrap();
     let text = std::fs::read_to_string(tree.path().join(STATE)).unwrap();
     assert!(text.contains("novelty") && text.contains("\"vector_level\": \"low\""), "{text}");
+}
+
+/// Changes a setting as the service does.
+fn set(loaded: &mut Loaded, key: &str, value: &str) -> Result<(), ChangeError> {
+    let mut changed = loaded.with(key, value)?;
+    changed.save()?;
+    *loaded = changed;
+    Ok(())
 }
 
 #[test]
 fn a_change_is_kept_and_shown() {
     let tree = Tree::new(&[(STATE, r#"{"version":1,"settings":{}}"#)]);
     let mut loaded = tree.loaded();
-    loaded.set("execution_provider", "gpu").unwrap();
+    set(&mut loaded, "execution_provider", "gpu").unwrap();
     assert_eq!(loaded.settings.execution_provider, Provider::Cuda);
     assert!(matches!(loaded.origins["execution_provider"], Origin::State(_)));
     let again = loaded.reload().unwrap();
@@ -334,24 +342,24 @@ fn what_cannot_be_changed_says_why_and_changes_nothing() {
     let before = loaded.show();
     let refuse = |result: Result<(), ChangeError>| result.unwrap_err().to_string();
     assert_eq!(
-        refuse(loaded.set("vector_level", "high")),
+        refuse(set(&mut loaded, "vector_level", "high")),
         "`vector_level` is pinned by the environment variable OP_DBUS_VECTOR_LEVEL; remove it \
          there and restart the service"
     );
     assert_eq!(
-        refuse(loaded.set("execution_provider", "cpuu")),
+        refuse(set(&mut loaded, "execution_provider", "cpuu")),
         "execution_provider = \"cpuu\" is not accepted (did you mean `cpu`?); write `auto`, `cpu`, \
          `cuda` (`gpu`), `tensorrt` (`trt`), `webgpu` (`wgpu`), `ggml`, `openvino`, `migraphx` (`rocm`), \
          `directml` (`dml`), `coreml`, `remote`"
     );
     assert_eq!(
-        refuse(loaded.set("log", "debug")),
+        refuse(set(&mut loaded, "log", "debug")),
         "`log` cannot be changed while the service runs; set it in a file, by OP_DBUS_LOG or by \
          --log"
     );
-    assert_eq!(refuse(loaded.set("nonsense", "1")), "`nonsense` is not a setting");
+    assert_eq!(refuse(set(&mut loaded, "nonsense", "1")), "`nonsense` is not a setting");
     std::fs::remove_dir_all(tree.path().join("var")).unwrap();
     tree.write("var", b"no folder");
-    assert!(refuse(loaded.set("gpu_device", "all")).contains("could not be written"));
+    assert!(refuse(set(&mut loaded, "gpu_device", "all")).contains("could not be written"));
     assert_eq!(loaded.show(), before);
 }

@@ -1,6 +1,6 @@
 //! WebGPU, OpenVINO and MIGraphX.
 
-use super::super::super::kind::{Choice, Kind};
+use super::super::super::kind::{Choice, Kind, digits};
 use super::super::Preset::{Setting, Theirs};
 use super::super::{Form, ProviderOption};
 use super::{ARENAS, MEMORY, count, migraphx, name, openvino, webgpu};
@@ -22,7 +22,7 @@ fn is_openvino_device(text: &str) -> bool {
     };
     let device = |device: &str| {
         let (kind, number) = device.split_once('.').unwrap_or((device, "0"));
-        ["CPU", "GPU", "NPU"].contains(&kind) && number.parse::<u8>().is_ok()
+        ["CPU", "GPU", "NPU"].contains(&kind) && digits(number).is_some_and(|number| number <= 255)
     };
     combined && list.split(',').all(device)
 }
@@ -141,7 +141,7 @@ mod tests {
             assert!(is_openvino_device(right), "{right}");
         }
         for wrong in
-            ["", "cpu", "GPU.", "GPU.x", "GPU,CPU", "AUTO:", "BOTH:GPU", "AUTO:GPU,", "TPU"]
+            ["", "cpu", "GPU.", "GPU.+1", "GPU,CPU", "AUTO:", "BOTH:GPU", "AUTO:GPU,", "TPU"]
         {
             assert!(!is_openvino_device(wrong), "{wrong}");
         }
