@@ -1,15 +1,16 @@
-//! The daemon killed at each system call of a state write: the old state or the new, never neither.
+//! The daemon killed at each system call of a state write: the old state or the new, never neither. And an
+//! import: a whole model or none.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use nix::sys::signal::Signal;
 use serde_json::Value;
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::Command;
 
-use crate::harness::command::{clean, finish, started_by};
+use crate::harness::command::{Finished, clean, finish, started_by};
 use crate::harness::daemon::{Daemon, Setup};
 use crate::harness::needs::op_dbus;
 use crate::harness::process::Process;
@@ -20,6 +21,7 @@ tests! {
     the_state_survives_a_kill_at_every_system_call: [Bus, Strace],
     the_state_survives_an_error_at_every_system_call: [Bus, Strace],
     an_import_survives_an_error_at_every_system_call: [Strace],
+    an_import_survives_a_kill_at_every_system_call: [Strace],
 }
 
 /// What a write consists of; each name is killed at its first call, its second, and so on.
@@ -124,50 +126,132 @@ async fn the_state_survives_an_error_at_every_system_call() -> Outcome {
     daemon.stop().await
 }
 
+/// What an import into a store consists of.
+const IMPORT_CALLS: &str =
+    "/^(openat|write|copy_file_range|fsync|f?chmod|f?chown|mkdir|rename|unlink|rmdir)";
+
+/// An import as `own` into a store that is empty and has been written to before.
+struct Import {
+    setup: Setup,
+    tiny: PathBuf,
+}
+
+impl Import {
+    fn new() -> Outcome<Self> {
+        Ok(Self { setup: Setup::sim()?, tiny: fixture("golden/tiny-bert") })
+    }
+
+    fn store(&self) -> PathBuf {
+        self.setup.path("models")
+    }
+
+    /// What there is in the store, beside the file that is locked.
+    fn installed(&self) -> Outcome<Vec<String>> {
+        let names = self.store().read_dir()?.flatten();
+        let names = names.map(|entry| entry.file_name().to_string_lossy().into_owned());
+        Ok(names.filter(|name| name != ".lock").collect())
+    }
+
+    /// The store is empty and the import traced, with what else the tracer is told; its log as well.
+    async fn traced(&self, told: &[&str]) -> Outcome<(Finished, String)> {
+        let store = self.store();
+        if store.exists() {
+            fs::remove_dir_all(&store)?;
+        }
+        fs::create_dir(&store)?;
+        fs::write(store.join(".lock"), "")?;
+        let mut import = clean(op_dbus());
+        import.arg("models").arg("--model-dir").arg(store).args(["import", "--name", "own"]);
+        let log = self.setup.path("strace");
+        let mut tracer = clean("strace");
+        tracer.args(["-f", "-qq", "-y", "-o"]).arg(&log).arg(format!("--trace={IMPORT_CALLS}"));
+        tracer.args(told);
+        let finished = finish(started_by(tracer, import.arg(&self.tiny)), "").await?;
+        Ok((finished, fs::read_to_string(log)?))
+    }
+
+    /// Whether `own` is whole.
+    async fn verified(&self) -> Outcome<Finished> {
+        let mut verify = clean(op_dbus());
+        verify.arg("models").arg("--model-dir").arg(self.store()).args(["verify", "own"]);
+        finish(verify, "").await
+    }
+
+    /// Each call that has to do with the store: its name, and how many of that name its thread has made by then.
+    async fn points(&self) -> Outcome<BTreeSet<(String, usize)>> {
+        let (finished, log) = self.traced(&[]).await?;
+        finished.success()?;
+        let store = self.store().display().to_string();
+        let mut made = BTreeMap::<_, usize>::new();
+        let mut points = BTreeSet::new();
+        for line in log.lines() {
+            let call = line.split_once('(').and_then(|(call, _)| call.split_once(' '));
+            let Some((thread, name)) = call else { continue };
+            let number = made.entry((thread, name.trim())).or_default();
+            *number += 1;
+            // Where root writes, the store is a descriptor.
+            if line.contains(&store) || line.contains("/fd/") {
+                points.insert((name.trim().to_owned(), *number));
+            }
+        }
+        let names: BTreeSet<_> = points.iter().map(|(name, _)| name.as_str()).collect();
+        for name in ["openat", "write", "fsync", "fchmod", "mkdir", "rename", "rmdir"] {
+            assert!(names.contains(name), "no {name} among {points:?}");
+        }
+        Ok(points)
+    }
+}
+
 async fn an_import_survives_an_error_at_every_system_call() -> Outcome {
-    let setup = Setup::sim()?;
-    let models = |words: &[&str]| {
-        let mut command = clean(op_dbus());
-        command.arg("models").arg("--model-dir").arg(setup.path("models")).args(words);
-        command
-    };
-    let tiny = fixture("golden/tiny-bert").display().to_string();
-    let import = models(&["import", &tiny, "--name", "own"]);
-    let mut points = 0;
-    for error in ERRORS {
-        for name in ["/^mkdir", "write", "copy_file_range", "fsync", "fchmod", "/^rename"] {
-            for number in 1..=CALLS_MAX {
-                let log = setup.path("strace");
-                let mut traced = clean("strace");
-                traced.args(["-f", "-qq", "-y", "-o"]).arg(&log).arg(format!("--trace={name}"));
-                traced.arg(format!("--inject={name}:error={error}:when={number}"));
-                let finished = finish(started_by(traced, &import), "").await?;
-                let what = format!("{error} at {name} {number}");
-                let log = fs::read_to_string(&log)?;
-                let injected = log.lines().any(|line| line.contains("(INJECTED)"));
-                assert!(injected || finished.code == Some(0), "{what}: {}", finished.stderr);
-                if finished.code != Some(0) {
-                    points += 1;
-                    assert_eq!(finished.code, Some(1), "{what}: {}", finished.stderr);
-                }
-                // What is there is whole, or nothing is there.
-                let verified = finish(models(&["verify", "own"]), "").await?;
-                let there = setup.path("models/own").exists();
-                assert!(!there || verified.code == Some(0), "{what}: {}", verified.stderr);
-                if there {
-                    finish(models(&["remove", "own"]), "").await?.success()?;
-                }
-                // The other errors take the same ways.
-                if !injected || error != ERRORS[0] {
-                    break;
-                }
+    let import = Import::new()?;
+    let store = import.store();
+    // Of a file that there is no room for, the folder is told.
+    let around = store.parent().ok_or("a store in no folder")?;
+    let shown = [around, &import.tiny].map(|path| path.display().to_string());
+    let mut refused = 0;
+    for (name, number) in import.points().await? {
+        for error in ERRORS {
+            let fault = format!("--inject={name}:error={error}:when={number}");
+            let (finished, log) = import.traced(&[&fault]).await?;
+            let what = format!("{error} at {name} {number}: {}", finished.stderr);
+            assert!(log.contains("(INJECTED)"), "{what}");
+            let installed = import.installed()?.contains(&"own".to_owned());
+            assert_eq!(finished.code, Some(i32::from(!installed)), "{what}");
+            if installed {
+                import.verified().await?.success().map_err(|error| format!("{what}: {error}"))?;
+            } else {
+                refused += 1;
+                let said = finished.stderr.lines().last().unwrap_or_default();
+                assert!(shown.iter().any(|path| said.contains(path)), "{what}");
             }
         }
     }
-    println!("figure: {points} imports refused");
-    assert!(points > 10, "only {points} errors hit the import");
-    finish(import, "").await?.success()?;
-    finish(models(&["verify", "own"]), "").await?.success().map(drop)
+    println!("figure: {refused} imports refused");
+    assert!(refused > 150, "only {refused} errors hit the import");
+    Ok(())
+}
+
+async fn an_import_survives_a_kill_at_every_system_call() -> Outcome {
+    let import = Import::new()?;
+    let points = import.points().await?;
+    for (name, number) in &points {
+        let fault = format!("--inject={name}:signal=KILL:when={number}");
+        let (finished, _) = import.traced(&[&fault]).await?;
+        let what = format!("killed at {name} {number}");
+        assert_eq!(finished.code, None, "{what}: {}", finished.stderr);
+        let mut expected = vec!["next"];
+        if import.store().join("own").exists() {
+            expected.push("own");
+            import.verified().await?.success().map_err(|error| format!("{what}: {error}"))?;
+        }
+        let next = import.setup.import(&import.tiny, &["--name", "next"]).await?;
+        next.success().map_err(|error| format!("{what}: {error}"))?;
+        let mut left = import.installed()?;
+        left.sort_unstable();
+        assert_eq!(left, expected, "left over, {what}");
+    }
+    println!("figure: an import killed at {} system calls", points.len());
+    Ok(())
 }
 
 /// Attaches a tracer that lets `fault` happen at call `number` of `name` in any thread of the daemon.

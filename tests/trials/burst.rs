@@ -17,6 +17,8 @@ const IN_FLIGHT: usize = 100;
 /// Texts in a call at least, so that the bus is not what is overloaded.
 const CALL_TEXTS: usize = 16;
 const TIMES: f64 = 10.0;
+/// What has to have been offered of that: a client whose calls in flight are as many as may be offers nothing.
+const TIMES_MIN: f64 = 9.0;
 /// Seconds of work that the queue holds.
 const QUEUE_S: f64 = 2.0;
 const REFUSED_MAX: Duration = Duration::from_millis(50);
@@ -67,6 +69,9 @@ pub async fn burst(size: Size) -> Outcome {
         failed += offered.failed;
     }
     let recovered = recovered?;
+    let calls = refused.len() as u64 + answered + failed;
+    let times = (calls * texts.len() as u64) as f64 / seconds as f64 / texts_per_s;
+    timed(times >= TIMES_MIN, format_args!("{times:.1} times the capacity offered"));
     let most = refused.iter().max().copied().unwrap_or_default();
     let (count, p99) = (refused.len(), p99(&mut refused));
     figure(

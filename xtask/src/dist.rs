@@ -352,14 +352,19 @@ mod tests {
     fn every_package_is_of_this_version() {
         let version = env!("CARGO_PKG_VERSION");
         for (file, line) in [
-            ("deb/changelog", format!("op-dbus ({version}-1)")),
-            ("rpm/op-dbus.spec", format!("Version:        {version}\n")),
-            ("rpm/op-dbus.spec", format!("noreply.github.com> - {version}-1\n")),
-            ("arch/PKGBUILD", format!("pkgver={version}\n")),
-            ("kubernetes/deployment.yaml", format!("image: op-dbus:{version}\n")),
+            ("packaging/deb/changelog", format!("op-dbus ({version}-1)")),
+            ("packaging/rpm/op-dbus.spec", format!("Version:        {version}\n")),
+            ("packaging/rpm/op-dbus.spec", format!("noreply.github.com> - {version}-1\n")),
+            ("packaging/arch/PKGBUILD", format!("pkgver={version}\n")),
+            ("packaging/kubernetes/deployment.yaml", format!("image: op-dbus:{version}\n")),
+            (
+                "packaging/python/src/op_dbus/__init__.py",
+                format!("\n__version__ = \"{version}\"\n"),
+            ),
+            // Which service the gateway's package wants.
+            ("crates/op-dbus/Cargo.toml", format!("depends = \"op-dbus (>= {version})\"")),
         ] {
-            let path = shell::root().join("packaging").join(file);
-            let text = fs::read_to_string(&path).expect("a recipe");
+            let text = fs::read_to_string(shell::root().join(file)).expect("a recipe");
             assert!(text.contains(&line), "{file} has no {line:?}");
         }
     }

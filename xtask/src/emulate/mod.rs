@@ -8,10 +8,9 @@
 mod aarch64;
 mod x86_64;
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
-use std::sync::Mutex;
+use std::thread;
 use std::time::Instant;
 
 use crate::shell::{self, Outcome};
@@ -102,7 +101,7 @@ fn run_arch(
     let is = |isa: &str, place: &str| list.lines().any(|line| line == format!("{isa} {place}"));
     let mut probe = emulator.command(emulator.probe_cpu(), &programs.probe);
     let probed = probe.output().map_err(|e| format!("{}: {e}", emulator.probe_cpu()))?;
-    let verdicts = in_parallel(cpus, |&(isa, cpu)| {
+    let verdict = |&(isa, cpu): &(&'static str, &'static str)| {
         if is(isa, "nowhere") {
             return Verdict::Skipped("op-dbus has no kernels for it".to_owned());
         }
@@ -115,6 +114,11 @@ fn run_arch(
         }
         let mut command = emulator.command(cpu, &programs.kernels);
         judge(command.args(["--isa", isa]), &format!("on an emulated {cpu}"))
+    };
+    let verdicts: Vec<Verdict> = thread::scope(|scope| {
+        let running: Vec<_> = cpus.iter().map(|cpu| scope.spawn(move || verdict(cpu))).collect();
+        let panicked = |_| Verdict::Failed("its thread panicked".to_owned());
+        running.into_iter().map(|one| one.join().unwrap_or_else(panicked)).collect()
     });
     let mut failed = Vec::new();
     for ((isa, _), verdict) in cpus.iter().zip(verdicts) {
@@ -176,22 +180,4 @@ fn print_line(arch: &str, isa: &str, verdict: &Verdict) {
         Verdict::Failed(detail) => ("FAILED", detail),
     };
     println!("{arch:<9}{isa:<14}{word:<8}{detail}");
-}
-
-/// Calls `f` for each job on as many threads as there are cores; the results in the jobs' order.
-fn in_parallel<J: Sync, R: Send>(jobs: &[J], f: impl Fn(&J) -> R + Sync) -> Vec<R> {
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let (left, results) = (Mutex::new(jobs.iter().enumerate()), Mutex::new(BTreeMap::new()));
-    let next = || left.lock().unwrap_or_else(|e| e.into_inner()).next();
-    std::thread::scope(|scope| {
-        for _ in 0..cores.min(jobs.len()) {
-            scope.spawn(|| {
-                while let Some((place, job)) = next() {
-                    let result = f(job);
-                    results.lock().unwrap_or_else(|e| e.into_inner()).insert(place, result);
-                }
-            });
-        }
-    });
-    results.into_inner().unwrap_or_else(|e| e.into_inner()).into_values().collect()
 }

@@ -48,7 +48,10 @@ pub fn compare(report: &Value) -> Result<Vec<Compared>, String> {
     let calibration = Calibration::of(&alone["bench"], None)?;
     let tokens = number(&alone["single"]["tokens"], "tokens")?;
     let single_s = number(&alone["single"]["p50_ms"], "p50_ms")? / 1e3;
-    let nodes = number(&report["nodes"], "nodes")? as usize;
+    let nodes = match number(&report["nodes"], "nodes")? {
+        nodes if nodes >= 2.0 => nodes as usize,
+        few => return Err(format!("the report has nodes {few}, and one is cut off: 2 or more")),
+    };
     let rate = number(&report["rate"], "rate")?;
     let texts_max = number(&report["texts_max"], "texts_max")? as u64;
     let node = Node {
@@ -89,6 +92,17 @@ mod tests {
         assert_eq!(compared.len(), 4);
         for found in compared {
             assert!(!found.is_far(), "{found:?}");
+        }
+    }
+
+    #[test]
+    fn a_fleet_of_which_nothing_is_left_is_refused() {
+        let path = crate::shell::root().join("docs/performance/fleet-cut-off.json");
+        let mut report: Value =
+            serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+        for nodes in [0, 1] {
+            report["nodes"] = nodes.into();
+            assert!(compare(&report).unwrap_err().contains(&format!("nodes {nodes}, and one")));
         }
     }
 

@@ -5,7 +5,6 @@ mod markdown;
 mod names;
 mod sizes;
 mod sources;
-mod versions;
 
 use std::fs;
 use std::path::PathBuf;
@@ -29,7 +28,6 @@ pub fn run() -> Outcome {
     findings.extend(sources::check(&files));
     findings.extend(sizes::check(&files));
     findings.extend(markdown::check(&files));
-    findings.extend(versions::check(&files));
     if findings.is_empty() {
         println!("tidy: {} files", files.len());
         return Ok(());

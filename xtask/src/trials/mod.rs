@@ -123,6 +123,8 @@ pub fn run(Args { full, list, pairs, names, .. }: Args) -> Outcome {
         return Ok(());
     }
     let size = if full { Size::Full } else { Size::Quick };
+    // As it is now: a run takes long, and the source may change meanwhile.
+    let taken = document::circumstances();
     let trials = chosen(&names)?;
     let settings = match trials.iter().all(|trial| matches!(trial.how, How::Task(_))) {
         // They see to what they need themselves.
@@ -136,7 +138,7 @@ pub fn run(Args { full, list, pairs, names, .. }: Args) -> Outcome {
             println!("{:4} {:20} {verdict}", trial.number, trial.name);
         }
     }
-    document::write(&verdicts)?;
+    document::write(&verdicts, &taken)?;
     not_passed(&verdicts, &[End::Missed, End::Late])
 }
 

@@ -6,20 +6,25 @@ pub const TRIALS: &[Trial] = &[
     Trial {
         number: "T7",
         name: "state-killed",
-        promise: "the state survives kill -9 at every system call of its write",
-        bar: "the file is the old or the new one, the start never fails, nothing is left over",
+        promise: "the state and a store of models survive kill -9 at every system call of a write",
+        bar: "the file is the old or the new one, the start never fails; a model is whole or not there, the \
+              next import succeeds; nothing is left over",
         how: How::Tests(&[
             "crashes::the_state_survives_a_kill_at_every_system_call",
             "state::tests::damage_is_never_half_believed",
+            "crashes::an_import_survives_a_kill_at_every_system_call",
+            "native::a_worker_killed_while_it_packs_leaves_nothing",
         ]),
-        rest: "a write has some 15 calls, all of which are hit, not 500 points",
+        rest: "a write of the state has some 15 calls, an import some 75, all of which are hit, not 500 points; \
+               a write of the cache is killed once, not at each call",
     },
     Trial {
         number: "T8",
         name: "no-room",
         promise: "a full disk, EIO or EROFS at any system call of a write of the state, the cache or an \
                   import is told; what was there stays",
-        bar: "the error names the file, the old state is kept, the service goes on",
+        bar: "the error names the file, the old state is kept, the service goes on; no part of a model is \
+              installed",
         how: How::Tests(&[
             "faults::a_state_that_cannot_be_kept",
             "crashes::the_state_survives_an_error_at_every_system_call",
@@ -100,7 +105,7 @@ pub const TRIALS: &[Trial] = &[
         promise: "devices are let go before the machine sleeps, and the first call after it is right",
         bar: "the inhibitor ends after the workers, the call that waits is answered",
         how: How::Tests(&["memory::devices_are_released_for_a_sleep"]),
-        rest: "a real suspend",
+        rest: "a real suspend; that it takes 2 s at most",
     },
     Trial {
         number: "T15",
@@ -153,7 +158,7 @@ pub const TRIALS: &[Trial] = &[
         promise: "kill -9 under load, 200 times: the state stays, nothing is left lying",
         bar: "0 changes of state lost, 0 failed starts, 0 files left over; ready again within 1 s",
         how: How::Program(Clock::Timed),
-        rest: "",
+        rest: "files beside the state: vectors are simulated, and nothing is cached",
     },
     Trial {
         number: "T20",

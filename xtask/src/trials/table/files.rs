@@ -10,9 +10,11 @@ pub const TRIALS: &[Trial] = &[
         bar: "refused before anything is copied",
         how: How::Tests(&[
             "tests::imports::links_may_not_leave_the_folder",
+            "own_graphs::a_graph_whose_data_lie_elsewhere_is_not_imported",
             "tests::hostile::damaged_exports_do_no_harm",
         ]),
-        rest: "",
+        rest: "hard links, which are files like others: the kernel's `protected_hardlinks` keeps users from making \
+               one of what they may not read",
     },
     Trial {
         number: "T34",
@@ -22,8 +24,9 @@ pub const TRIALS: &[Trial] = &[
         how: How::Tests(&[
             "sandbox::whoever_takes_a_worker_over_finds_nothing",
             "faults::a_model_larger_than_a_worker_may_be",
+            "own_graphs::a_graph_that_the_library_refuses_ends_nothing",
         ]),
-        rest: "a graph that loops, which the time limit of a batch ends",
+        rest: "a graph that loops, which the time limit of a batch ends; that a graph is refused within 30 s",
     },
     Trial {
         number: "T35",
@@ -53,7 +56,7 @@ pub const TRIALS: &[Trial] = &[
         how: How::Tests(&[
             "tests::hostile::random_bytes_are_refused",
             "tests::hostile::damaged_weights_do_no_harm",
-            "tests::hostile::impossible_headers_name_their_tensor",
+            "tests::hostile::impossible_headers_are_refused",
             "tests::hostile::a_header_longer_than_the_file_is_refused",
             "tests::hostile::weights_cut_short_anywhere_are_refused",
             "tests::imports::a_flipped_header_is_no_panic",
@@ -81,8 +84,18 @@ pub const TRIALS: &[Trial] = &[
         how: How::Tests(&[
             "tests::records::files_that_others_may_write_are_refused",
             "tests::owners::files_of_somebody_else_are_refused",
+            "writers::a_library_that_others_may_write_is_not_loaded",
+            "writers::a_configuration_that_others_may_write_is_not_obeyed",
+            "writers::cached_weights_that_others_may_write_are_made_anew",
+            "writers::a_state_that_others_may_write_is_not_obeyed",
+            "kept::tests::what_others_may_write_is_not_opened",
+            "tests::cache::a_file_that_others_may_write_is_not_mapped",
+            "settings::tests::writers::files_that_others_may_write_are_refused",
+            "settings::tests::writers::files_of_somebody_else_are_refused",
+            "state::tests::a_file_that_others_may_write_is_moved_aside",
         ]),
-        rest: "",
+        rest: "libraries that a library of the user's own loads in its turn; folders that others may write, \
+               which `op-dbus doctor` names",
     },
     Trial {
         number: "T39",
@@ -108,6 +121,7 @@ pub const TRIALS: &[Trial] = &[
             "sandbox::every_engine_computes_confined",
             "units::little_is_left_open",
         ]),
-        rest: "",
+        rest: "a library that `runtime` names need not be root's: that of the service's own user, and of who owns its \
+               folder, is loaded as well; the system service ignores `ORT_DYLIB_PATH`",
     },
 ];

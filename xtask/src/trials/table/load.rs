@@ -46,7 +46,8 @@ pub const TRIALS: &[Trial] = &[
         number: "T5",
         name: "burst",
         promise: "ten times the capacity for a minute is refused fast, and forgotten fast",
-        bar: "every refusal within 50 ms; normal latency within 5 s of the end",
+        bar: "nine times the capacity offered at least; every refusal within 50 ms; normal latency within 5 s of \
+              the end",
         how: How::Program(Clock::Timed),
         rest: "with `queue_tokens_max` at two seconds of work; the default holds what the longest \
                queue takes",

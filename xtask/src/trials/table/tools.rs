@@ -11,7 +11,7 @@ pub const TRIALS: &[Trial] = &[
                   bodies, workers, servers",
         bar: "0 inputs that do harm; none takes 10 s or 2 GiB",
         how: How::Task(fuzz::try_out),
-        rest: "ten minutes for each target, not a night",
+        rest: "a night: full is ten minutes for each target, quick 5 s",
     },
     Trial {
         number: "T53",

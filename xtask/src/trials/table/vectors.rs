@@ -52,7 +52,7 @@ pub const TRIALS: &[Trial] = &[
             "correctness::each_of_64_clients_gets_its_own",
             "calls::each_of_64_concurrent_callers_gets_its_own_vectors",
         ]),
-        rest: "",
+        rest: "a million vectors of a model: those of `tiny-calls` are simulated",
     },
     Trial {
         number: "T44",
@@ -65,7 +65,8 @@ pub const TRIALS: &[Trial] = &[
             "worker::tests::vectors_that_were_not_written_are_not_those_of_the_batch_before",
             "faults::a_batch_whose_worker_died_is_run_again",
         ]),
-        rest: "",
+        rest: "every vector of every other trial: of the programs `tiny-calls` alone looks at each, and there they are \
+               simulated",
     },
     Trial {
         number: "T45",
