@@ -123,7 +123,8 @@ pub async fn offered(lease: &mut Lease) -> Result<Vec<Offered>, Refusal> {
     for level in levels.iter().map(op_dbus_api::json_object) {
         let model = text(&level, "model");
         // The simulator serves its level whether the model is installed or not.
-        let served = level["installed"] == true || level["name"] == status["level"];
+        let serves = !in_force.is_empty() && level["name"] == status["level"];
+        let served = serves || level["installed"] == true;
         if served && !model.is_empty() {
             offered.push(offer(&text(&level, "name"), &level));
             offered.push(offer(&model, &level));

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import operator
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Any, Self, SupportsIndex, Unpack
 
@@ -95,7 +95,7 @@ class AsyncEmbedder:
                 connection.close()
                 await connection.closed()
 
-    async def embed(self, texts: Sequence[str], **options: Unpack[Options]) -> Embeddings:
+    async def embed(self, texts: Iterable[str], **options: Unpack[Options]) -> Embeddings:
         """Vectors of ``texts``, in their order.
 
         Up to 2,048 texts of together 2 MiB are one call to the service, and the vectors are a view of
@@ -184,7 +184,7 @@ class AsyncEmbedder:
         return float(body[0])
 
     async def rank(
-        self, query: str, candidates: Sequence[str], count: SupportsIndex | None = None
+        self, query: str, candidates: Iterable[str], count: SupportsIndex | None = None
     ) -> list[tuple[int, float]]:
         """Index and cosine of the ``count`` candidates nearest to ``query``, best first.
 
@@ -222,7 +222,7 @@ class AsyncEmbedder:
         best = np.argsort(-cosines, kind="stable")[:most]
         return [(int(index), float(cosines[index])) for index in best]
 
-    async def count_tokens(self, texts: Sequence[str]) -> list[int]:
+    async def count_tokens(self, texts: Iterable[str]) -> list[int]:
         """Tokens of each text with the default prompt, before truncation; nothing is embedded."""
         texts = await self._checked(texts)
         counts: list[int] = []
@@ -268,7 +268,7 @@ class AsyncEmbedder:
             self._limits = await self._properties(seconds)
         return self._limits
 
-    async def _checked(self, texts: Sequence[str], seconds: float | None = None) -> list[str]:
+    async def _checked(self, texts: Iterable[str], seconds: float | None = None) -> list[str]:
         """Refuses what can't travel: the bus would disconnect us for it."""
         if isinstance(texts, str):
             raise TypeError("texts is a str; a sequence of them is right, such as [text]")

@@ -8,7 +8,7 @@ import os
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable
 from types import TracebackType
 from typing import Any, Self, SupportsIndex, TypeVar, Unpack
 
@@ -113,7 +113,7 @@ class Embedder:
             ended.result()
             self._thread.join()
 
-    def embed(self, texts: Sequence[str], **options: Unpack[Options]) -> Embeddings:
+    def embed(self, texts: Iterable[str], **options: Unpack[Options]) -> Embeddings:
         """See :meth:`AsyncEmbedder.embed`."""
         return self._wait(self._client.embed(_walked(texts), **options))
 
@@ -128,12 +128,12 @@ class Embedder:
         return self._wait(self._client.similarity(first, second))
 
     def rank(
-        self, query: str, candidates: Sequence[str], count: SupportsIndex | None = None
+        self, query: str, candidates: Iterable[str], count: SupportsIndex | None = None
     ) -> list[tuple[int, float]]:
         """See :meth:`AsyncEmbedder.rank`."""
         return self._wait(self._client.rank(query, _walked(candidates), count))
 
-    def count_tokens(self, texts: Sequence[str]) -> list[int]:
+    def count_tokens(self, texts: Iterable[str]) -> list[int]:
         """See :meth:`AsyncEmbedder.count_tokens`."""
         return self._wait(self._client.count_tokens(_walked(texts)))
 
@@ -170,7 +170,7 @@ class Embedder:
             del calling
 
 
-def _walked(texts: Sequence[str]) -> Sequence[str]:
+def _walked(texts: Iterable[str]) -> Iterable[str]:
     """The caller's texts, made on the caller's thread: a database's cursor works on no other, and what asks this
     client for its next text would there wait for itself. A ``str`` is the client's to refuse."""
     return texts if isinstance(texts, str) else list(texts)
