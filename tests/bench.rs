@@ -1,5 +1,7 @@
 //! The measuring instrument: what it says, not how fast anything is.
 
+mod texts;
+
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
@@ -16,8 +18,13 @@ use crate::harness::command::{clean, finish};
 use crate::harness::daemon::Setup;
 use crate::harness::needs::{op_dbus, store};
 use crate::harness::process::{Process, children};
-use crate::harness::registry::tests;
+use crate::harness::registry::{Test, tests};
 use crate::harness::{Outcome, eventually};
+
+/// The tests of this module, and of the one below.
+pub fn all() -> Vec<Test> {
+    [tests(), texts::tests()].into_iter().flatten().collect()
+}
 
 tests! {
     bench_tells_every_figure_of_both_places: [Bus],
@@ -111,13 +118,21 @@ async fn bench_tells_what_each_way_to_the_engine_costs() -> Outcome {
 }
 
 async fn bench_compares_variants_and_their_vectors() -> Outcome {
-    let words = ["--json", "--at", "engine", "--only", "calls", "--batch-tokens", "64,512"];
+    let words = ["--json", "--at", "engine", "--only", "calls,latency", "--batch-tokens", "64,512"];
     let report = json(&[&words[..], &["--quality", "--callers", "4"]].concat()).await?;
     let lines = report["figures"].as_array().ok_or("no figures")?;
-    assert!(lines.iter().all(|line| line["clients"] == 4), "{report}");
-    let sizes: Vec<_> = lines.iter().map(|line| line["batch_tokens"].clone()).collect();
+    let of = |measure: &str| lines.iter().filter(|line| line["measure"] == measure).collect();
+    let (calls, latency): (Vec<_>, Vec<_>) = (of("calls"), of("latency"));
+    assert!(calls.iter().all(|line| line["clients"] == 4), "{report}");
+    let sizes: Vec<_> = calls.iter().map(|line| line["batch_tokens"].clone()).collect();
     assert_eq!(sizes, [64, 512]);
-    assert!(lines[1]["figures"]["over_first"]["median"].is_number(), "{report}");
+    // More is better of the one, and worse of the other.
+    for (line, name, other) in
+        [(calls[1], "over_first", "p50_over_first"), (latency[1], "p50_over_first", "over_first")]
+    {
+        assert!(line["figures"][name]["median"].is_number(), "{line}");
+        assert!(line["figures"][other].is_null(), "{line}");
+    }
     let quality = &report["quality"][1]["cosine"][0];
     assert_eq!((&quality["mean"], &quality["min"]), (&1.0.into(), &1.0.into()), "{report}");
     // The page for people has a line for each variant.
@@ -235,6 +250,15 @@ async fn bench_refuses_what_it_cannot_compare() -> Outcome {
     assert!(alike.stderr.contains("NAME=FILE"), "{}", alike.stderr);
     let rate = finish(bench(&["--rate", "fast"]), "").await?;
     assert!(rate.stderr.contains("80%"), "{}", rate.stderr);
+    for rate in ["1e-9", "1e12", "1e-9%", "1e12%"] {
+        let refused =
+            finish(bench(&["--at", "engine", "--only", "none", "--rate", rate]), "").await?;
+        assert_eq!(refused.code, Some(2), "{rate}: {}", refused.stderr);
+        assert!(refused.stderr.contains("in --seconds 0.01"), "{rate}: {}", refused.stderr);
+    }
+    let peak = finish(bench(&["--at", "engine", "--only", "none", "--peak"]), "").await?;
+    assert_eq!(peak.code, Some(2), "{}", peak.stderr);
+    assert!(peak.stderr.contains("beside calls or clients"), "{}", peak.stderr);
     Ok(())
 }
 

@@ -1,18 +1,15 @@
 //! Memory that stays what it is, however long the service runs and whatever shapes its batches have.
 
 use std::collections::HashMap;
-use std::path::PathBuf;
 
 use zbus::OwnedVariant;
 
 use crate::harness::client::{Client, value};
 use crate::harness::daemon::{Daemon, Setup};
-use crate::harness::needs;
 use crate::harness::process;
 use crate::harness::random::Random;
 use crate::harness::registry::tests;
 use crate::harness::{Outcome, fixture};
-use crate::providers::find;
 
 tests! {
     native_memory_reaches_a_plateau: [Bus] => plateau(tiny().await?),
@@ -22,7 +19,6 @@ tests! {
         plateau(tiny().await?.setting("cpu_engine", "ort").setting("io_binding", "on")),
     ggml_memory_reaches_a_plateau: [Bus, Ggml] =>
         plateau(tiny().await?.setting("execution_provider", "ggml").setting("fallback", "none")),
-    memory_is_at_its_plateau_when_a_device_is_ready: [Bus, Ggml],
     memory_of_batches_is_told: [Bus, Runtime],
 }
 
@@ -73,34 +69,6 @@ async fn plateau(setup: Setup) -> Outcome {
     let end = resident(&daemon).await?;
     println!("{warm} bytes after {WARM} batches, {end} after {BATCHES}");
     assert!(end <= warm + GROWTH_MAX, "{warm} and then {end}");
-    daemon.stop().await
-}
-
-/// WebGPU's name on ggml's library: batches go the way of a device with memory of its own.
-async fn on_a_device() -> Outcome<Setup> {
-    let runtime = needs::store().join("runtime");
-    let library = |name: &str| -> Outcome<PathBuf> {
-        Ok(find(&runtime, name).ok_or_else(|| format!("no {name}"))?.canonicalize()?)
-    };
-    let plugin = library("libonnxruntime_ggml.so")?.display().to_string();
-    let setup = tiny().await?.setting("execution_provider", "webgpu").setting("fallback", "none");
-    Ok(setup.setting("providers.webgpu.library", &plugin))
-}
-
-/// Buffers of all shapes, and an arena that has seen the largest.
-async fn memory_is_at_its_plateau_when_a_device_is_ready() -> Outcome {
-    const BATCHES: u64 = 10_000;
-    let (_bus, _setup, daemon) = on_a_device().await?.alone().await?;
-    let client = daemon.client();
-    let ready = resident(&daemon).await?;
-    batches(client, &mut Random::new(20_817), BATCHES).await?;
-    let end = resident(&daemon).await?;
-    println!("{ready} bytes when it was ready, {end} after {BATCHES} batches");
-    assert_eq!(told(client, "buffer_reuse_ratio").await?, Some(1.0), "no shape was new");
-    let (tokens, padded) =
-        (client.counter("tokens").await?, client.counter("padded_tokens").await?);
-    assert!(padded > tokens, "rounded up: {tokens} and {padded}");
-    assert!(end <= ready + GROWTH_MAX, "{ready} and then {end}");
     daemon.stop().await
 }
 

@@ -25,6 +25,8 @@ tests! {
     a_provider_that_leaves_the_work_to_the_cpu_is_refused: [Bus, Ggml],
     a_provider_that_cannot_begin_is_refused_in_its_own_words: [Bus, Low, Ggml],
     a_library_that_is_none_is_refused: [Bus, Low, Runtime],
+    a_library_of_another_provider_is_refused: [Bus, Low, Ggml],
+    what_is_named_f32_is_computed_in_it: [Bus, Low, Ggml],
     a_damaged_library_is_not_loaded: [Bus, Low, Ggml],
     a_worker_lost_on_the_device_is_replaced_there: [Bus, Low, Ggml] => replaced_there("ggml"),
     the_provider_changes_under_load_without_a_failed_call: [Bus, Low, Ggml] =>
@@ -161,6 +163,34 @@ async fn a_library_that_is_none_is_refused() -> Outcome {
     let told = format!("webgpu does not work here: its library {shown} is not a shared library");
     assert_eq!(reason, told);
     assert_eq!(value::<String>(&told_of(&daemon, "webgpu").await?, "reason")?, reason);
+    daemon.stop().await
+}
+
+/// Its vectors, and what is known of its device, would be told as the other's.
+async fn a_library_of_another_provider_is_refused() -> Outcome {
+    let library =
+        find(&needs::store().join("runtime"), "libonnxruntime_ggml.so").ok_or("no plugin")?;
+    let shown = library.canonicalize()?.display().to_string();
+    for (name, why) in [("webgpu", "not WebGpuExecutionProvider"), ("coreml", "coreml needs macOS")] {
+        let setup = Setup::real("low")?.setting("execution_provider", name);
+        let setup = setup.setting("fallback", "none");
+        let message = refusal(&setup.setting(&format!("providers.{name}.library"), &shown)).await?;
+        assert!(message.contains(why), "{message}");
+    }
+    Ok(())
+}
+
+/// ggml keeps the weights of any graph in 16 bits where it is not told otherwise, which is 1e-4 from this.
+async fn what_is_named_f32_is_computed_in_it() -> Outcome {
+    let texts = golden::plain_texts()?;
+    let (_bus, _setup, daemon) = ggml()?.setting("precision", "f32").alone().await?;
+    let reply = daemon.client().packed(&texts, HashMap::new()).await?;
+    assert_eq!(reply.info::<String>("precision")?, "f32");
+    let found = daemon.client().vectors(&texts).await?;
+    for (found, expected) in found.iter().zip(golden::vectors("low")?) {
+        let apart = found.iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        assert!(apart <= 1e-5, "{apart}");
+    }
     daemon.stop().await
 }
 

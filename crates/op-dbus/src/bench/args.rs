@@ -9,8 +9,10 @@ use op_dbus_models::Level;
 use serde::Serialize;
 
 use super::corpus::Named;
+use super::generated::Kind;
+use super::open;
 use super::variant::Place;
-use crate::cli::EXIT_CODES;
+use crate::cli::{EXIT_CODES, Failure};
 
 const ABOUT: &str = "\
 What is measured, on each text collection in turn:
@@ -58,6 +60,10 @@ pub struct Args {
     /// Texts to measure with, one a line, in place of generated ones; may be repeated
     #[arg(long, value_name = "[NAME=]FILE", help_heading = "Texts")]
     pub corpus: Vec<Named>,
+    /// What the generated texts look like; `mixed` by default
+    #[arg(long, value_name = "KIND,…", value_delimiter = ',', conflicts_with = "corpus")]
+    #[arg(help_heading = "Texts")]
+    pub generate: Vec<Kind>,
     /// Seed of the generated texts and of the arrivals
     #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Texts")]
     pub seed: u64,
@@ -73,7 +79,8 @@ pub struct Args {
     #[arg(long, value_name = "N,…", value_delimiter = ',', default_values_t = [1])]
     #[arg(value_parser = clap::value_parser!(u16).range(1..=64), help_heading = "Measure")]
     pub callers: Vec<u16>,
-    /// Texts per second that arrive, or percent (`80%`) of what calls do, in the engine if that is measured
+    /// Texts per second that arrive, or percent (`80%`) of what calls do, in the engine if that is measured; with
+    /// --seconds, 1 to 10,000,000 arrivals
     #[arg(long, value_name = "RATE,…", value_delimiter = ',', help_heading = "Measure")]
     pub rate: Vec<Rate>,
     /// Measure the peak of what computes beside `calls` and `clients`, which are told as shares of it
@@ -106,6 +113,36 @@ pub struct Args {
     /// Measure what is asked for on standard input, a JSON object a line (for `cargo xtask`)
     #[arg(long, hide = true)]
     pub driven: bool,
+}
+
+impl Args {
+    /// Whether `--only` leaves `what` in; lanes have to be named.
+    pub fn wants(&self, what: What) -> bool {
+        self.only.is_empty() || self.only.contains(&what)
+    }
+
+    /// Whether calls are measured: a percentage is one of what they do.
+    pub fn wants_calls(&self) -> bool {
+        self.wants(What::Calls) || self.rate.iter().any(|rate| matches!(rate, Rate::Percent(_)))
+    }
+
+    /// Refuses what would measure nothing, or never end.
+    ///
+    /// # Errors
+    /// A peak beside nothing; texts that would not arrive, or too many.
+    pub fn check(&self) -> Result<(), Failure> {
+        if self.peak && !self.wants_calls() && !self.wants(What::Clients) {
+            return Err(Failure::usage(
+                "--peak is measured beside calls or clients, and --only names neither: add one of them",
+            ));
+        }
+        for rate in &self.rate {
+            if let Rate::Texts(rate) = rate {
+                open::arrivals(*rate, self.seconds)?;
+            }
+        }
+        Ok(())
+    }
 }
 
 /// Lists whose combinations are compared; an empty one leaves the setting as it is.

@@ -2,7 +2,8 @@
 
 use serde::Serialize;
 
-use super::corpus::{Corpus, candidates};
+use super::corpus::Corpus;
+use super::generated::candidates;
 use super::stage::Stage;
 use crate::cli::Failure;
 

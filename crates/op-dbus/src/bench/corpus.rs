@@ -1,26 +1,19 @@
-//! The texts that are measured with: the user's own, or generated ones of mixed lengths.
+//! The texts that are measured with: the user's own, or generated ones.
 
 use std::path::PathBuf;
 use std::str::FromStr;
 
+use clap::ValueEnum;
+use op_dbus_engine::Limits;
+
+use super::generated::Kind;
 use super::random::Random;
-use crate::cli::Failure;
+use crate::cli::{CALL_BYTES_MAX, Failure, check_text};
 
 /// Generated texts.
 const GENERATED_TEXTS: usize = 1024;
 /// Texts that are read from a file.
 const FILE_TEXTS_MAX: usize = 20_000;
-/// Where generated lengths come from: share of the texts in percent, least and most words.
-const LENGTHS: [(u64, u64, u64); 3] = [(50, 4, 14), (35, 15, 60), (15, 61, 160)];
-/// Plain words, as they stand in logs and notes.
-const WORDS: &str = "the a of to in for on with from after before while service disk network user \
-    request memory process failed started stopped restarted timeout connection refused closed \
-    opened kernel session login password invalid accepted server client file directory missing \
-    permission denied full empty queue worker thread model vector text index search result query \
-    answer question report invoice meeting travel weather river mountain garden kitchen music \
-    letter number seven twelve error warning notice debug level high low retry again later today \
-    yesterday tomorrow morning evening temperature pressure sensor reading normal critical update \
-    installed removed version release package mirror checksum signature valid expired certificate";
 
 /// Texts to measure with, in an order in which every beginning has the lengths of the whole.
 pub struct Corpus {
@@ -57,14 +50,19 @@ impl FromStr for Named {
 
 impl Corpus {
     /// Texts made from a seed; the same seed gives the same texts everywhere.
-    pub fn generated(seed: u64) -> Self {
+    pub fn generated(kind: Kind, seed: u64) -> Self {
         let mut random = Random::new(seed);
-        let texts = (0..GENERATED_TEXTS).map(|_| {
-            let words = length(&mut random);
-            sentence(&mut random, words)
-        });
+        let texts = (0..GENERATED_TEXTS).map(|_| kind.text(&mut random));
         let texts = spread_by_length(texts.collect());
-        Self { name: "generated".to_owned(), source: format!("generated, seed {seed}"), texts }
+        let source = format!("generated, seed {seed}: {}", kind.stated());
+        Self { name: kind.name().to_owned(), source, texts }
+    }
+
+    /// One of each of `kinds`, or a mixed one.
+    pub fn all_generated(kinds: &[Kind], seed: u64) -> Vec<Self> {
+        let kinds = if kinds.is_empty() { &[Kind::Mixed] } else { kinds };
+        let asked_for = Kind::value_variants().iter().filter(|kind| kinds.contains(kind));
+        asked_for.map(|kind| Self::generated(*kind, seed)).collect()
     }
 
     /// What the files have, each under its own name.
@@ -84,25 +82,15 @@ impl Corpus {
         files.iter().map(Self::read).collect()
     }
 
-    /// The lines of a file that are not blank.
+    /// The lines of a file that are not blank, none longer than the service takes.
     fn read(named: &Named) -> Result<Self, Failure> {
         let path = named.path.display();
         let content = std::fs::read(&named.path)
             .map_err(|error| Failure::refused(format!("can't read {path}: {error}")))?;
-        let lines = content.split(|byte| *byte == b'\n').zip(1_u64..).map(|(line, number)| {
-            let line = line.strip_suffix(b"\r").unwrap_or(line);
-            // As `op-dbus embed` says it.
-            std::str::from_utf8(line).map_err(|_| {
-                Failure::refused(format!(
-                    "{path}, line {number}: not UTF-8 text; leave such bytes out with `iconv -c -f \
-                     UTF-8 -t UTF-8`"
-                ))
-            })
-        });
-        let usable = |line: &str| !line.trim().is_empty() && !line.contains('\0');
-        let lines = lines.filter(|line| line.as_ref().map_or(true, |line| usable(line)));
-        let texts = lines.take(FILE_TEXTS_MAX).map(|line| line.map(str::to_owned));
-        let texts = texts.collect::<Result<Vec<_>, _>>()?;
+        let lines = content.split(|byte| *byte == b'\n').zip(1_u64..);
+        let texts = lines
+            .filter_map(|(line, number)| text(line, &format!("{path}, line {number}")).transpose());
+        let texts = texts.take(FILE_TEXTS_MAX).collect::<Result<Vec<_>, _>>()?;
         if texts.is_empty() {
             return Err(Failure::refused(format!("{path} has no texts")));
         }
@@ -110,17 +98,27 @@ impl Corpus {
         Ok(Self { name: named.name.clone(), source: path.to_string(), texts })
     }
 
+    /// Texts that each call can have, `most` at most: as many bytes as those of `op-dbus embed` carry, wherever
+    /// a call begins.
+    pub fn call_texts(&self, most: usize) -> usize {
+        let bytes = |position: usize| self.texts[position % self.texts.len()].len();
+        let (mut size, mut end, mut sum) = (most, 0, 0);
+        for start in 0..self.texts.len() {
+            while end - start < size && (end == start || sum + bytes(end) <= CALL_BYTES_MAX) {
+                sum += bytes(end);
+                end += 1;
+            }
+            size = end - start;
+            sum -= bytes(start);
+        }
+        size
+    }
+
     /// The texts of call number `call` when each has `size`; they start over at the end.
     pub fn call(&self, call: usize, size: usize) -> impl Iterator<Item = usize> {
         let texts = self.texts.len();
         (call * size..(call + 1) * size).map(move |position| position % texts)
     }
-}
-
-/// Generated candidates for texts of one length, from short to long.
-pub fn candidates(words: std::ops::RangeInclusive<u64>, each: usize) -> Vec<String> {
-    let mut random = Random::new(0);
-    words.flat_map(|words| vec![words; each]).map(|words| sentence(&mut random, words)).collect()
 }
 
 /// Sorts the texts by length and visits them as van der Corput visits an interval. Whoever measures
@@ -133,58 +131,77 @@ fn spread_by_length(mut texts: Vec<String>) -> Vec<String> {
     reversed.filter_map(|place| texts.get_mut(place)?.take()).collect()
 }
 
-/// A number below `end`; the bias is far below what a length distribution shows.
-fn below(random: &mut Random, end: u64) -> u64 {
-    random.next() % end
-}
-
-fn length(random: &mut Random) -> u64 {
-    let mut percent = below(random, 100);
-    for (share, least, most) in LENGTHS {
-        if percent < share {
-            return least + below(random, most - least + 1);
-        }
-        percent -= share;
+/// The text of a line; none where it is blank, or can't be sent. What is wrong is said as `op-dbus embed` does.
+fn text(line: &[u8], place: &str) -> Result<Option<String>, Failure> {
+    let line = line.strip_suffix(b"\r").unwrap_or(line);
+    let line = std::str::from_utf8(line).map_err(|_| {
+        Failure::refused(format!(
+            "{place}: not UTF-8 text; leave such bytes out with `iconv -c -f UTF-8 -t UTF-8`"
+        ))
+    })?;
+    if line.trim().is_empty() || line.contains('\0') {
+        return Ok(None);
     }
-    LENGTHS[0].1
+    check_text(line, Limits::default().text_bytes_max, place)?;
+    Ok(Some(line.to_owned()))
 }
 
-fn sentence(random: &mut Random, words: u64) -> String {
-    let all: Vec<&str> = WORDS.split_whitespace().collect();
-    let chosen: Vec<&str> =
-        (0..words).map(|_| all[below(random, all.len() as u64) as usize]).collect();
-    chosen.join(" ")
+/// The texts in calls of `most` at most, and of as many bytes as those of `op-dbus embed` have.
+pub fn calls(texts: &[String], most: usize) -> impl Iterator<Item = &[String]> {
+    let mut left = texts;
+    std::iter::from_fn(move || {
+        let mut bytes = 0;
+        let fits = |text: &&String| {
+            bytes += text.len();
+            bytes <= CALL_BYTES_MAX
+        };
+        let count = left.iter().take(most).take_while(fits).count().max(1);
+        let (call, rest) = left.split_at(count.min(left.len()));
+        left = rest;
+        (!call.is_empty()).then_some(call)
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn words(text: &str) -> usize {
-        text.split_whitespace().count()
-    }
-
     #[test]
     fn a_seed_always_gives_the_same_texts() {
-        let (one, same, other) = (Corpus::generated(1), Corpus::generated(1), Corpus::generated(2));
-        assert_eq!(one.texts, same.texts);
-        assert_ne!(one.texts, other.texts);
+        for kind in Kind::value_variants() {
+            let of = |seed| Corpus::generated(*kind, seed);
+            let (one, same, other) = (of(1), of(1), of(2));
+            assert_eq!(one.texts, same.texts);
+            assert_ne!(one.texts, other.texts);
+            assert_eq!(one.texts.len(), GENERATED_TEXTS);
+            assert!(one.source.contains(&kind.stated()), "{}", one.source);
+        }
     }
 
     #[test]
-    fn generated_lengths_are_mixed_as_stated() {
-        let corpus = Corpus::generated(3);
-        let words: Vec<usize> = corpus.texts.iter().map(|text| words(text)).collect();
-        assert_eq!(words.len(), GENERATED_TEXTS);
-        let short = words.iter().filter(|words| **words <= 14).count() as f64 / words.len() as f64;
-        assert!((0.4..0.6).contains(&short), "{short}");
-        assert!(words.iter().all(|words| (4..=160).contains(words)));
-        assert!(words.iter().any(|words| *words > 60));
+    fn calls_are_bounded_by_texts_and_by_bytes() {
+        let long = CALL_BYTES_MAX / 2;
+        let texts = [long, 1, long, 1, 1, 1].map(|bytes| "x".repeat(bytes));
+        let sizes: Vec<usize> = calls(&texts, 3).map(<[_]>::len).collect();
+        assert_eq!(sizes, [2, 3, 1]);
+        assert_eq!(calls(&[], 3).count(), 0);
+        let corpus = |texts: &[String]| Corpus {
+            name: String::new(),
+            source: String::new(),
+            texts: texts.to_vec(),
+        };
+        assert_eq!(corpus(&texts).call_texts(1000), 2);
+        assert_eq!(corpus(&texts).call_texts(1), 1);
+        assert_eq!(corpus(&texts[..1]).call_texts(1000), 2, "it comes again");
+        assert_eq!(corpus(&texts[3..]).call_texts(1000), 1000);
+        let one_too_long = ["x".repeat(CALL_BYTES_MAX + 1), String::new()];
+        assert_eq!(calls(&one_too_long, 3).count(), 2);
+        assert_eq!(corpus(&one_too_long).call_texts(3), 1);
     }
 
     #[test]
     fn every_beginning_has_the_lengths_of_the_whole() {
-        let corpus = Corpus::generated(4);
+        let corpus = Corpus::generated(Kind::Mixed, 4);
         let mean = |texts: &[String]| {
             texts.iter().map(String::len).sum::<usize>() as f64 / texts.len() as f64
         };
@@ -232,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_that_is_not_utf8_is_named() {
+    fn a_line_that_is_not_utf8_or_too_long_is_named() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("log");
         let read = |content: &[u8]| {
@@ -243,6 +260,11 @@ mod tests {
         assert_eq!(read(b"one\r\n \n\na\0b\nthree").ok(), Some(vec!["one".into(), "three".into()]));
         let error = read(b"one\n\xffwo\n").unwrap_err().message().to_owned();
         let expected = format!("{}, line 2: not UTF-8 text; leave such bytes", path.display());
+        assert!(error.starts_with(&expected), "{error}");
+        let full = "x".repeat(Limits::default().text_bytes_max);
+        assert_eq!(read(full.as_bytes()).ok(), Some(vec![full.clone()]));
+        let error = read(format!("one\n\n{full}x\n").as_bytes()).unwrap_err().message().to_owned();
+        let expected = format!("{}, line 3: longer than {} bytes", path.display(), full.len());
         assert!(error.starts_with(&expected), "{error}");
     }
 

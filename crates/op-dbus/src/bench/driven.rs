@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 use super::args::Args;
 use super::client::Client;
 use super::corpus::Corpus;
+use super::generated::Kind;
 use super::peak;
 use super::stage::Stage;
 use super::variant::Place;
@@ -78,7 +79,8 @@ pub async fn run(mut args: Args) -> Done {
                 json!(PRECISIONS.iter().filter_map(peak).collect::<BTreeMap<_, _>>())
             }
             Request::Generate { seed, to } => {
-                write(&to, (Corpus::generated(seed).texts.join("\n") + "\n").as_bytes())?;
+                let corpus = Corpus::generated(Kind::Mixed, seed);
+                write(&to, (corpus.texts.join("\n") + "\n").as_bytes())?;
                 json!({})
             }
         })?;

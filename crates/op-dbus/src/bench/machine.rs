@@ -1,39 +1,14 @@
 //! What the figures were measured on.
 
-use std::collections::BTreeSet;
-
+use op_dbus_native::Isa;
 use serde::Serialize;
-
-/// Instruction sets that embedding profits from, in the kernel's spelling for x86 and ARM.
-const ISA_OF_INTEREST: &[&str] = &[
-    "avx2",
-    "fma",
-    "f16c",
-    "avx512f",
-    "avx512bw",
-    "avx512vl",
-    "avx512_vnni",
-    "avx_vnni",
-    "avx512_bf16",
-    "avx512_fp16",
-    "amx_tile",
-    "amx_int8",
-    "amx_bf16",
-    "asimd",
-    "asimdhp",
-    "asimddp",
-    "i8mm",
-    "bf16",
-    "sve",
-    "sve2",
-    "sme",
-];
 
 /// The machine.
 #[derive(Debug, PartialEq, Serialize)]
 pub struct Machine {
     pub cpu: String,
     pub cores: usize,
+    /// Instruction sets that there are kernels for, by the names of `--isa`.
     pub isa: Vec<&'static str>,
     pub kernel: String,
     pub architecture: &'static str,
@@ -48,11 +23,10 @@ impl Machine {
         let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
         let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
         let load = load.split_whitespace().next().and_then(|load| load.parse().ok());
-        let (cpu, isa) = processor(&cpuinfo);
         Self {
-            cpu,
+            cpu: processor(&cpuinfo).to_owned(),
             cores: std::thread::available_parallelism().map_or(1, usize::from),
-            isa,
+            isa: Isa::available().into_iter().map(Isa::as_str).collect(),
             kernel: kernel.trim().to_owned(),
             architecture: std::env::consts::ARCH,
             load_before: load.unwrap_or(0.0),
@@ -74,18 +48,10 @@ impl Machine {
     }
 }
 
-/// Name and instruction sets of the first processor.
-fn processor(cpuinfo: &str) -> (String, Vec<&'static str>) {
-    let value = |wanted: &str| {
-        cpuinfo.lines().find_map(|line| {
-            let (name, value) = line.split_once(':')?;
-            (name.trim() == wanted).then(|| value.trim())
-        })
-    };
-    let flags = value("flags").or_else(|| value("Features")).unwrap_or_default();
-    let flags: BTreeSet<&str> = flags.split_whitespace().collect();
-    let isa = ISA_OF_INTEREST.iter().filter(|isa| flags.contains(**isa)).copied().collect();
-    (value("model name").unwrap_or("unknown processor").to_owned(), isa)
+/// The name of the first processor.
+fn processor(cpuinfo: &str) -> &str {
+    let name = cpuinfo.lines().find(|line| line.starts_with("model name"));
+    name.and_then(|line| line.split_once(": ")).map_or("unknown processor", |(_, name)| name)
 }
 
 #[cfg(test)]
@@ -94,9 +60,8 @@ mod tests {
 
     #[test]
     fn the_first_processor_is_read() {
-        let text = "processor\t: 0\nmodel name\t: A 1\nflags\t\t: fpu fma avx2\n\n\
-                    processor\t: 1\nmodel name\t: A 2\n";
-        assert_eq!(processor(text), ("A 1".to_owned(), vec!["avx2", "fma"]));
-        assert_eq!(processor("").0, "unknown processor");
+        let text = "processor\t: 0\nmodel name\t: A 1\n\nprocessor\t: 1\nmodel name\t: A 2\n";
+        assert_eq!(processor(text), "A 1");
+        assert_eq!(processor(""), "unknown processor");
     }
 }

@@ -7,6 +7,7 @@ mod corpus;
 mod crossover;
 mod driven;
 mod engine;
+mod generated;
 mod machine;
 mod measure;
 mod open;
@@ -44,8 +45,9 @@ pub fn run(args: Args) -> Done {
 }
 
 async fn bench(args: Args) -> Done {
+    args.check()?;
     let corpora = match args.corpus.as_slice() {
-        [] => vec![Corpus::generated(args.seed)],
+        [] => Corpus::all_generated(&args.generate, args.seed),
         files => Corpus::read_all(files)?,
     };
     let pairs = match &args.quality {

@@ -12,6 +12,9 @@ use super::corpus::Corpus;
 use super::random::Random;
 use crate::cli::Failure;
 
+/// Arrivals in one round at most.
+const ARRIVALS_MAX: f64 = 1e7;
+
 /// What the open loop saw.
 pub struct Arrivals {
     /// From when each text was due to its vector, in microseconds, ascending.
@@ -20,17 +23,35 @@ pub struct Arrivals {
     pub answered_per_s: f64,
 }
 
+/// Texts that arrive in about `seconds` at `rate` texts per second.
+///
+/// # Errors
+/// None in that time, or more than memory is to be taken for.
+pub fn arrivals(rate: f64, seconds: f64) -> Result<usize, Failure> {
+    let texts = rate * seconds;
+    if !(1.0..=ARRIVALS_MAX).contains(&texts) {
+        return Err(Failure::usage(format!(
+            "--rate asks for {rate} texts/s, which is {texts} in --seconds {seconds}, and 1 to {ARRIVALS_MAX} can be \
+             measured: change one of the two"
+        )));
+    }
+    Ok(texts.ceil() as usize)
+}
+
 /// When texts are due, from the start: a Poisson process at `rate` texts per second that lasts for
 /// about `time`.
-pub fn schedule(rate: f64, time: Duration, seed: u64) -> Vec<Duration> {
-    let texts = (rate * time.as_secs_f64()).ceil().max(1.0) as usize;
+///
+/// # Errors
+/// Those of [`arrivals`].
+pub fn schedule(rate: f64, time: Duration, seed: u64) -> Result<Vec<Duration>, Failure> {
+    let texts = arrivals(rate, time.as_secs_f64())?;
     let mut random = Random::new(seed);
     let mut due = 0.0;
     let next = |_| {
         due += random.gap(rate);
         Duration::from_secs_f64(due)
     };
-    (0..texts).map(next).collect()
+    Ok((0..texts).map(next).collect())
 }
 
 /// Sends one text a call at the times of `schedule`, the clients in turn.
@@ -86,13 +107,23 @@ mod tests {
 
     #[test]
     fn arrivals_have_their_rate_and_repeat() {
-        let of = |seed| schedule(200.0, Duration::from_secs(20), seed);
+        let of = |seed| schedule(200.0, Duration::from_secs(20), seed).unwrap();
         let (one, same, other) = (of(1), of(1), of(2));
         assert_eq!((one.len(), &one), (4000, &same));
         assert_ne!(one, other);
         assert!(one.is_sorted());
         let last = one.last().unwrap().as_secs_f64();
         assert!((18.0..22.0).contains(&last), "{last}");
-        assert_eq!(schedule(0.01, Duration::from_millis(10), 1).len(), 1);
+    }
+
+    #[test]
+    fn arrivals_are_at_least_one_and_not_without_end() {
+        assert_eq!(arrivals(100.0, 0.01).ok(), Some(1));
+        assert_eq!(arrivals(12.5, 1.0).ok(), Some(13));
+        assert_eq!(arrivals(1e7, 1.0).ok(), Some(10_000_000));
+        for (rate, seconds) in [(1e-9, 1.0), (99.0, 0.01), (1e12, 1.0), (10_001.0, 1000.0)] {
+            let error = arrivals(rate, seconds).unwrap_err().message().to_owned();
+            assert!(error.contains("--rate") && error.contains("--seconds"), "{error}");
+        }
     }
 }

@@ -5,13 +5,14 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use op_dbus_api::cosine;
+use op_dbus_engine::Limits;
 use serde::Serialize;
 
-use super::corpus::Corpus;
+use super::corpus::{Corpus, calls};
 use super::ranks::spearman;
 use super::stage::{Stage, Target};
 use super::variant::Facts;
-use crate::cli::Failure;
+use crate::cli::{Failure, check_text};
 
 /// Texts of each collection whose vectors are compared, and their tokens: the slowest model takes
 /// some seconds for them.
@@ -33,22 +34,26 @@ impl Pairs {
     /// Reads text, text and score, a tab between, one pair a line.
     ///
     /// # Errors
-    /// A file that can't be read, the first line that is none of this, or scores that put nothing in order.
+    /// A file that can't be read, the first line that is none of this or has a text that can't be sent, or scores
+    /// that put nothing in order.
     pub fn read(path: &Path) -> Result<Self, Failure> {
         let name = path.display();
         let content = std::fs::read_to_string(path)
             .map_err(|error| Failure::refused(format!("can't read {name}: {error}")))?;
         let mut pairs = Self { texts: Vec::new(), scores: Vec::new() };
-        for (number, line) in content.lines().enumerate().filter(|(_, line)| !line.is_empty()) {
+        for (line, number) in content.lines().zip(1_u64..).filter(|(line, _)| !line.is_empty()) {
+            let place = format!("{name}, line {number}");
             let parts: Vec<&str> = line.split('\t').collect();
             let score = parts.get(2).and_then(|score| score.trim().parse::<f64>().ok());
             let score = score.filter(|score| score.is_finite());
             let (Some(score), [one, other, _]) = (score, parts.as_slice()) else {
-                let number = number + 1;
                 return Err(Failure::refused(format!(
-                    "{name}, line {number}: not text, text and score, a number, with tabs between"
+                    "{place}: not text, text and score, a number, with tabs between"
                 )));
             };
+            for text in [one, other] {
+                check_text(text, Limits::default().text_bytes_max, &place)?;
+            }
             pairs.texts.extend([(*one).to_owned(), (*other).to_owned()]);
             pairs.scores.push(score);
         }
@@ -162,7 +167,7 @@ async fn all_vectors(target: &Target, texts: &[&[String]]) -> Result<Vec<Vec<f32
 async fn vectors_of(target: &Target, texts: &[String]) -> Result<Vec<f32>, Failure> {
     let mut vectors = Vec::new();
     let (alone, rest) = texts.split_at(texts.len().min(ALONE_TEXTS));
-    for texts in alone.chunks(1).chain(rest.chunks(CALL_TEXTS)) {
+    for texts in alone.chunks(1).chain(calls(rest, CALL_TEXTS)) {
         let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
         vectors.extend(target.clients[0].embed(&texts).await?.vectors.into_numbers());
     }
@@ -204,6 +209,9 @@ mod tests {
             let error = read(&format!("a\tb\t1\nc\td\t{score}\n")).unwrap_err();
             assert!(error.contains("line 2: not text"), "{error}");
         }
+        let long = "x".repeat(Limits::default().text_bytes_max + 1);
+        let error = read(&format!("a\tb\t1\n\n{long}\td\t0\n")).unwrap_err();
+        assert!(error.contains("line 3: longer than"), "{error}");
         for same in ["", "a\tb\t1\n", "a\tb\t1\nc\td\t1.0\n"] {
             let error = read(same).unwrap_err();
             assert!(error.contains("scores that differ"), "{error}");

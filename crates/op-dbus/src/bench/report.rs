@@ -177,8 +177,12 @@ fn line(row: &Row, results: &Results, stage: &Stage, facts: &[&Facts]) -> Line {
             && of(other).place == target.place
             && of(other).facts.model == target.facts.model
     }) {
-        let by = if figures.contains_key("texts_per_s") { "texts_per_s" } else { "p50_us" };
-        figures.extend(ratio(row, first, by).map(|r| ("over_first", r)));
+        // More of the one is better, of the other worse: no one name for both.
+        let (by, name) = match figures.contains_key("texts_per_s") {
+            true => ("texts_per_s", "over_first"),
+            false => ("p50_us", "p50_over_first"),
+        };
+        figures.extend(ratio(row, first, by).map(|r| (name, r)));
     }
     Line {
         collection: results.collections[row.collection].corpus.name.clone(),

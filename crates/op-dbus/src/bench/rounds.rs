@@ -132,20 +132,17 @@ async fn rows_of(
     args: &Args,
     plan: Plan,
 ) -> Result<Vec<Row>, Failure> {
-    let wanted = |what| args.only.is_empty() || args.only.contains(&what);
     let mut measures = Vec::new();
     if collection.latency_alone {
         measures.extend(
-            [Measure::Ping, Measure::Latency].into_iter().filter(|_| wanted(What::Latency)),
+            [Measure::Ping, Measure::Latency].into_iter().filter(|_| args.wants(What::Latency)),
         );
     } else {
-        measures.extend(wanted(What::Latency).then_some(Measure::Latency));
+        measures.extend(args.wants(What::Latency).then_some(Measure::Latency));
         let callers = args.callers.iter().map(|callers| Measure::Calls(usize::from(*callers)));
-        // A percentage is one of what they do.
-        let is_base = args.rate.iter().any(|rate| matches!(rate, Rate::Percent(_)));
-        measures.extend(callers.filter(|_| wanted(What::Calls) || is_base));
+        measures.extend(callers.filter(|_| args.wants_calls()));
         let clients = args.clients.iter().map(|clients| Measure::Clients(usize::from(*clients)));
-        measures.extend(clients.filter(|_| wanted(What::Clients)));
+        measures.extend(clients.filter(|_| args.wants(What::Clients)));
         if args.only.contains(&What::Lanes) {
             measures.extend([Measure::LaneCalls, Measure::LaneClients]);
         }
@@ -167,7 +164,7 @@ async fn rows_of(
                 continue;
             }
             let speed = speeds[variant];
-            let (size, calls) = speed.calls(measure, plan);
+            let (size, calls) = speed.calls(measure, plan, &collection.corpus);
             rows.push(Row {
                 target,
                 collection: number,
@@ -197,18 +194,19 @@ impl Speed {
         let times = latency(&client[0], &corpus.texts, (Probe::Text, 3)).await?;
         let call_s = percentile(&times, 50.0) / 1e6;
         let enough = plan.target.as_secs_f64() / 5.0;
-        let mut size = 8;
+        let most = corpus.call_texts(CALL_TEXTS);
+        let mut size = most.min(8);
         loop {
             let took = throughput(client, corpus, (size, 1)).await?.took.as_secs_f64();
-            if took >= enough || size >= CALL_TEXTS {
+            if took >= enough || size == most {
                 return Ok(Self { texts_per_s: size as f64 / took, call_s });
             }
-            size *= 2;
+            size = most.min(2 * size);
         }
     }
 
     /// Texts a call, and calls, that fill the time.
-    fn calls(self, measure: Measure, plan: Plan) -> (usize, usize) {
+    fn calls(self, measure: Measure, plan: Plan, corpus: &Corpus) -> (usize, usize) {
         let time = plan.target.as_secs_f64();
         let texts = (self.texts_per_s * time).ceil() as usize;
         let (least, most) = LATENCY_CALLS;
@@ -216,7 +214,7 @@ impl Speed {
             Measure::Ping => (0, ((time / 1e-3) as usize).clamp(least, most)),
             Measure::Latency => (1, ((time / self.call_s) as usize).clamp(least, most)),
             Measure::Calls(callers) => {
-                let size = texts.clamp(1, CALL_TEXTS);
+                let size = corpus.call_texts(texts.clamp(1, CALL_TEXTS));
                 (size, texts.div_ceil(size).max(2 * callers - 1))
             }
             Measure::Clients(clients) => {
@@ -224,7 +222,10 @@ impl Speed {
                 let texts = texts.min((clients as f64 * time / self.call_s).ceil() as usize);
                 (1, texts.max(CLIENT_TEXTS_MIN * clients).max(least))
             }
-            Measure::LaneCalls => (LANE_TEXTS, (texts / LANE_TEXTS).max(LANE_CALLS_MIN)),
+            Measure::LaneCalls => {
+                let size = corpus.call_texts(LANE_TEXTS);
+                (size, (texts / size).max(LANE_CALLS_MIN))
+            }
             Measure::LaneClients => (1, texts.max(LANE_CALLS_MIN * LANE_CLIENTS)),
             Measure::Rate(_) => (1, 0),
         }
@@ -362,7 +363,7 @@ impl Bench<'_> {
             Rate::Texts(rate) => rate,
             Rate::Percent(percent) => percent / 100.0 * self.engine_speed(row, target),
         };
-        let schedule = open::schedule(rate, self.plan.target, self.plan.seed + u64::from(round));
+        let schedule = open::schedule(rate, self.plan.target, self.plan.seed + u64::from(round))?;
         let arrivals = open::run(&target.clients, corpus, schedule).await?;
         let mut figures = percentiles(CALL, &arrivals.times_us);
         figures.insert("offered_per_s", rate);

@@ -10,6 +10,7 @@ use tempfile::TempDir;
 
 use super::args::{Args, What};
 use super::client::{Client, Remote, Tokens};
+use super::corpus::calls;
 use super::engine::Local;
 use super::peak::Work;
 use super::spawn::PrivateService;
@@ -218,7 +219,7 @@ impl Target {
     pub async fn count_tokens(&self, texts: &[String]) -> Result<(Vec<usize>, usize), Failure> {
         let most = self.facts.max_input_tokens.max(1);
         let (mut tokens, mut truncated) = (Vec::with_capacity(texts.len()), 0);
-        for texts in texts.chunks(COUNT_CALL_TEXTS) {
+        for texts in calls(texts, COUNT_CALL_TEXTS) {
             let counts = match &self.host {
                 Host::Engine(engine) => engine.count_tokens(texts).await?,
                 Host::Daemon(remote) => remote.count_tokens(texts).await?,

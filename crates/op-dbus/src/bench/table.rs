@@ -4,6 +4,7 @@ use super::crossover::Crossover;
 use super::quality::Quality;
 use super::report::{Line, Report, Texts};
 use super::spread::Spread;
+use crate::cli::name_of;
 
 /// A column: its title, the figure, what it is multiplied by, digits after the point.
 type Column = (&'static str, &'static str, f64, usize);
@@ -80,7 +81,7 @@ fn block(lines: &[&Line]) -> String {
         "ping" => ("an empty call".to_owned(), TIMES),
         "latency" => ("one text at a time".to_owned(), TIMES),
         "calls" => (format!("many texts a call, {}", clients(first)), RATES),
-        "lane calls" => ("1,024 texts a call, 1 client".to_owned(), LANES),
+        "lane calls" => (format!("{} texts a call, 1 client", first.texts_per_call), LANES),
         "lane clients" => ("1 text a call, 8 clients".to_owned(), LANES),
         "clients" => (format!("1 text a call, {}", clients(first)), RATES),
         _ => (format!("arriving at {}", first.rate.as_deref().unwrap_or_default()), ARRIVALS),
@@ -92,10 +93,10 @@ fn block(lines: &[&Line]) -> String {
     let mut rows = vec![vec![title, String::new()]];
     rows[0].extend(columns.iter().map(|(title, ..)| (*title).to_owned()));
     for line in lines {
-        let place = match line.measure {
-            "calls" => format!("{}, {} a call", line.place.as_str(), line.texts_per_call),
-            _ => line.place.as_str().to_owned(),
-        };
+        let mut place = name_of(line.place);
+        if line.measure == "calls" {
+            place.push_str(&format!(", {} a call", line.texts_per_call));
+        }
         let mut row = vec![line.label.clone(), place];
         row.extend(columns.iter().map(|(_, name, factor, digits)| {
             let figure = line.figures.get(name);

@@ -11,7 +11,7 @@ use crate::cli::{Failure, Properties};
 
 /// Where the figures are taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, ValueEnum)]
-#[serde(rename_all = "lowercase")]
+#[serde(rename_all = "kebab-case")]
 pub enum Place {
     /// The engine in this process: no service, no bus
     Engine,
@@ -22,20 +22,7 @@ pub enum Place {
     /// The service past the bus, over direct connections
     Direct,
     /// The same with the vectors in a memfd
-    #[serde(rename = "direct-memfd")]
     DirectMemfd,
-}
-
-impl Place {
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Engine => "engine",
-            Self::Daemon => "daemon",
-            Self::Memfd => "memfd",
-            Self::Direct => "direct",
-            Self::DirectMemfd => "direct-memfd",
-        }
-    }
 }
 
 /// Settings that one variant has, by key.

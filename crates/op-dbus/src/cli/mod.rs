@@ -48,6 +48,8 @@ pub use ending::block_on_and_clear;
 pub use failure::{EXIT_CODES, Failure, GATEWAY_EXIT_CODES, SERVICE_EXIT_CODES, printed, tell};
 pub use numbers::floats;
 pub use own_cache::instead_of as cache_instead_of;
+pub use packed::{CALL_BYTES_MAX, name_of};
+pub use texts::check as check_text;
 
 /// How a command ends.
 pub type Done = Result<ExitCode, Failure>;

@@ -19,7 +19,7 @@ const CALL_TEXTS_MAX: usize = 256;
 /// show, and no more, since their vectors come together.
 const BULK_CALL_TEXTS_MAX: usize = 2048;
 /// Bytes of text in one call, far below what a bus carries in one message.
-const CALL_BYTES_MAX: usize = 4 * 1024 * 1024;
+pub const CALL_BYTES_MAX: usize = 4 * 1024 * 1024;
 
 /// The options of a packed call.
 #[derive(clap::Args, Clone, Default)]
@@ -60,7 +60,8 @@ enum Priority {
     Bulk,
 }
 
-fn name_of(value: impl ValueEnum) -> String {
+/// The name of a choice on the command line, which is also how it travels.
+pub fn name_of(value: impl ValueEnum) -> String {
     value.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
 }
 
