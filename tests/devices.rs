@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::fs;
+use std::os::unix::fs::symlink;
 use std::path::Path;
 
 use futures_util::future::join_all;
@@ -12,10 +13,10 @@ use crate::harness::bus::PrivateBus;
 use crate::harness::client::value;
 use crate::harness::command::{clean, cli, finish, in_own_mounts};
 use crate::harness::daemon::{Daemon, Setup};
-use crate::harness::needs::{fake_nvml, op_dbus, runtime};
+use crate::harness::needs::{fake_nvml, fake_tensorrt, op_dbus, runtime, store};
 use crate::harness::registry::tests;
 use crate::harness::{Outcome, eventually};
-use crate::providers::movable;
+use crate::providers::find;
 
 tests! {
     the_cpu_is_listed_and_in_use_only_while_it_computes: [Bus],
@@ -147,10 +148,14 @@ where
     daemon.client().workers().await?.iter().map(|worker| value(worker, key)).collect()
 }
 
-/// TensorRT's name on ggml's library: a device of NVIDIA's that any machine has.
+/// ggml's library under TensorRT's name: a device of NVIDIA's that any machine has.
 async fn a_device_without_free_memory_is_passed_over() -> Outcome {
     let bus = PrivateBus::start().await?;
-    let (setup, library, _) = movable()?;
+    let setup = Setup::real("low")?;
+    let pulled = find(&store().join("runtime"), "libonnxruntime_ggml.so").ok_or("no plugin")?;
+    symlink(pulled.canonicalize()?, setup.path("libonnxruntime_ggml.so"))?;
+    let library = setup.path("tensorrt.so");
+    fs::copy(fake_tensorrt()?, &library)?;
     // Its own runtime is not there; any loads a plugin.
     let runtime = runtime().ok_or("no runtime")?;
     let setup = setup.setting("execution_provider", "tensorrt").setting("fallback", "none");

@@ -171,7 +171,8 @@ async fn a_library_of_another_provider_is_refused() -> Outcome {
     let library =
         find(&needs::store().join("runtime"), "libonnxruntime_ggml.so").ok_or("no plugin")?;
     let shown = library.canonicalize()?.display().to_string();
-    for (name, why) in [("webgpu", "not WebGpuExecutionProvider"), ("coreml", "coreml needs macOS")] {
+    for (name, why) in [("webgpu", "not WebGpuExecutionProvider"), ("coreml", "coreml needs macOS")]
+    {
         let setup = Setup::real("low")?.setting("execution_provider", name);
         let setup = setup.setting("fallback", "none");
         let message = refusal(&setup.setting(&format!("providers.{name}.library"), &shown)).await?;

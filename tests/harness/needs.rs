@@ -194,6 +194,11 @@ pub fn fake_nvml() -> Outcome<PathBuf> {
     built(example("libfake_nvml.so"))
 }
 
+/// What has TensorRT's name and computes with ggml's library beside it.
+pub fn fake_tensorrt() -> Outcome<PathBuf> {
+    built(example("libfake_tensorrt.so"))
+}
+
 fn built(path: PathBuf) -> Outcome<PathBuf> {
     match path.is_file() {
         true => Ok(path),

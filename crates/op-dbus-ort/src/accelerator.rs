@@ -10,11 +10,11 @@ use op_dbus_engine::{BackendError, LoadErrorKind};
 use ort::device::Device;
 use ort::environment::Environment;
 use ort::ep;
-use ort::ep::{ArbitrarilyConfigurableExecutionProvider, ExecutionProvider};
+use ort::ep::ExecutionProvider;
 use ort::memory::AllocationDevice;
 use ort::session::builder::SessionBuilder;
 
-use crate::{library as file, openvino, session};
+use crate::{built_in, library as file, openvino, session};
 
 /// Threads of the CPU: what a provider leaves to it are shapes and lengths.
 const THREADS: usize = 1;
@@ -73,6 +73,9 @@ const COARSER: [(&str, &str, &str); 3] = [
 /// The one for TensorRT's bfloat16.
 const TENSORRT_BF16: &str = "trt_bf16_enable";
 
+/// ggml's for what it keeps weights in, whatever the graph has.
+const GGML_WEIGHTS: &str = "weights";
+
 impl Accelerator {
     /// Prepares a session on the device. Returns the name of the provider in ONNX Runtime's words
     /// and how many devices of it there are; 0 where the runtime does not tell.
@@ -103,6 +106,7 @@ impl Accelerator {
             return Err(self.no_device(count));
         };
         let name = named(&device);
+        self.refuse_another(&name, library)?;
         let options: Vec<(String, String)> =
             self.options.iter().map(|(key, v)| (format!("{name}.{key}"), v.clone())).collect();
         let builder = session::plain(environment, THREADS)
@@ -141,6 +145,30 @@ impl Accelerator {
         Ok(own)
     }
 
+    /// Refuses a library of another provider than it is named for: what is told of the device and of its
+    /// precision would not be so.
+    fn refuse_another(&self, name: &str, library: &Path) -> Result<(), BackendError> {
+        let own: &[&str] = match self.provider.as_str() {
+            // The second is what the plugin for it calls itself.
+            "cuda" => &[ep::CUDA::NAME, "CudaPluginExecutionProvider"],
+            "tensorrt" => &[ep::TensorRT::NAME, "NvTensorRTRTXExecutionProvider"],
+            "migraphx" => &[ep::MIGraphX::NAME],
+            "openvino" => &[ep::OpenVINO::NAME],
+            "webgpu" => &[ep::WebGPU::NAME],
+            "coreml" => &[ep::CoreML::NAME],
+            "directml" => &[ep::DirectML::NAME],
+            provider => &[provider],
+        };
+        if own.contains(&name) {
+            return Ok(());
+        }
+        Err(self.unavailable(format!(
+            "its library {} is another provider's: it brings one by the name {name}, and not {}",
+            library.display(),
+            own[0]
+        )))
+    }
+
     fn no_device(&self, count: usize) -> BackendError {
         let provider = &self.provider;
         self.unavailable(match count {
@@ -157,20 +185,10 @@ impl Accelerator {
     ) -> Result<(SessionBuilder, String, usize), BackendError> {
         let mut builder = session::plain(environment, THREADS)
             .map_err(|error| self.unavailable(error.to_string()))?;
-        let device = i32::try_from(self.device).unwrap_or(i32::MAX);
-        let (options, to) = (&self.options[..], &mut builder);
-        let (registered, name) = match self.provider.as_str() {
-            "cuda" => register(ep::CUDA::default().with_device_id(device), options, to),
-            "tensorrt" => register(ep::TensorRT::default().with_device_id(device), options, to),
-            "migraphx" => migraphx(ep::MIGraphX::default().with_device_id(device), options, to),
-            "openvino" => register(ep::OpenVINO::default(), options, to),
-            "webgpu" => register(ep::WebGPU::default(), options, to),
-            "coreml" => register(ep::CoreML::default(), options, to),
-            "directml" => plain(ep::DirectML::default().with_device_id(device), options, to),
-            _ => {
-                let needs = "it needs a provider library; name one in its table [providers]";
-                return Err(self.unavailable(needs.to_owned()));
-            }
+        let asked = built_in::ask(self, &mut builder);
+        let Some((registered, name)) = asked else {
+            let needs = "it needs a provider library; name one in its table [providers]";
+            return Err(self.unavailable(needs.to_owned()));
         };
         registered.map_err(|error| {
             // Of a device that is not there OpenVINO says nothing but in a log.
@@ -193,17 +211,21 @@ impl Accelerator {
             ("openvino", _) => {
                 self.options = openvino::told(&self, precision).map_err(|e| self.unavailable(e))?;
             }
-            ("tensorrt", "bf16") => {
-                self.options.retain(|(key, _)| key != TENSORRT_BF16);
-                self.options.push((TENSORRT_BF16.to_owned(), "1".to_owned()));
-            }
+            ("tensorrt", "bf16") => self.tell(TENSORRT_BF16, "1"),
             (_, "bf16") => {
                 let why = "it computes in f32 and f16; set precision to one of them, or to auto";
                 return Err(self.unavailable(why.to_owned()));
             }
+            ("ggml", _) => self.tell(GGML_WEIGHTS, precision),
             _ => {}
         }
         Ok(self)
+    }
+
+    /// Sets an option, whatever it was.
+    fn tell(&mut self, key: &str, value: &str) {
+        self.options.retain(|(own, _)| own != key);
+        self.options.push((key.to_owned(), value.to_owned()));
     }
 
     /// What the provider computes a graph of this precision in.
@@ -307,56 +329,6 @@ fn named(device: &Device<'_>) -> String {
     device.ep().unwrap_or_default().to_owned()
 }
 
-/// Asks for a provider with its own settings; returns its name in ONNX Runtime's words.
-fn register<P: ExecutionProvider + ArbitrarilyConfigurableExecutionProvider>(
-    mut provider: P,
-    options: &[(String, String)],
-    builder: &mut SessionBuilder,
-) -> (ort::Result<()>, &'static str) {
-    for (key, value) in options {
-        provider = provider.with_arbitrary_config(key, value);
-    }
-    (provider.register(builder), P::NAME)
-}
-
-/// As [`register`], for MIGraphX, which takes its settings in a structure.
-fn migraphx(
-    mut provider: ep::MIGraphX,
-    options: &[(String, String)],
-    builder: &mut SessionBuilder,
-) -> (ort::Result<()>, &'static str) {
-    let name = ep::MIGraphX::NAME;
-    for (key, value) in options {
-        provider = match (key.as_str(), value.as_str(), value.parse::<usize>()) {
-            ("migraphx_fp16_enable", "0" | "1", _) => provider.with_fp16(value == "1"),
-            ("migraphx_exhaustive_tune", "0" | "1", _) => {
-                provider.with_exhaustive_tune(value == "1")
-            }
-            ("migraphx_mem_limit", _, Ok(bytes)) => provider.with_mem_limit(bytes),
-            ("migraphx_arena_extend_strategy", "kNextPowerOfTwo", _) => {
-                provider.with_arena_extend_strategy(ep::ArenaExtendStrategy::NextPowerOfTwo)
-            }
-            ("migraphx_arena_extend_strategy", "kSameAsRequested", _) => {
-                provider.with_arena_extend_strategy(ep::ArenaExtendStrategy::SameAsRequested)
-            }
-            _ => return (Err(ort::Error::new(format!("it has no option {key} = {value}"))), name),
-        };
-    }
-    (provider.register(builder), name)
-}
-
-/// As [`register`], for a provider that takes no settings by name.
-fn plain<P: ExecutionProvider>(
-    provider: P,
-    options: &[(String, String)],
-    builder: &mut SessionBuilder,
-) -> (ort::Result<()>, &'static str) {
-    let refused = |(key, _): &(String, String)| {
-        Err(ort::Error::new(format!("it takes no options, and not {key}; leave it out")))
-    };
-    (options.first().map_or_else(|| provider.register(builder), refused), P::NAME)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -378,6 +350,34 @@ mod tests {
             "{refusal}"
         );
         assert_eq!(told("cuda", &[]).computing_in("f16").unwrap().options, []);
+    }
+
+    #[test]
+    fn ggml_keeps_weights_in_what_is_computed_in() {
+        for precision in ["f32", "f16"] {
+            let ggml = told("ggml", &[("weights", "q8_0")]).computing_in(precision).unwrap();
+            assert_eq!(ggml.options, [("weights".to_owned(), precision.to_owned())]);
+        }
+    }
+
+    #[test]
+    fn a_library_is_of_the_provider_that_it_is_named_for() {
+        let is_taken =
+            |provider, name| told(provider, &[]).refuse_another(name, Path::new("/own.so")).is_ok();
+        for (provider, name) in [
+            ("ggml", "ggml"),
+            ("webgpu", "WebGpuExecutionProvider"),
+            ("openvino", "OpenVINOExecutionProvider"),
+            ("cuda", "CUDAExecutionProvider"),
+            ("cuda", "CudaPluginExecutionProvider"),
+        ] {
+            assert!(is_taken(provider, name), "{provider}: {name}");
+        }
+        // ggml calls itself as it is registered.
+        for provider in ["webgpu", "openvino", "coreml", "directml", "cuda", "tensorrt", "migraphx"]
+        {
+            assert!(!is_taken(provider, provider), "{provider}");
+        }
     }
 
     #[test]

@@ -291,13 +291,10 @@ fn described(start: Instant, precision: &str, dimensions: usize) -> Description 
         devices: 1,
         precision: precision.to_owned(),
         engine: "ort".to_owned(),
-        isa: String::new(),
         dimensions,
-        batch_tokens: 0,
-        buckets: None,
         load_ms: milliseconds(start),
         pid: std::process::id(),
-        sandbox: String::new(),
+        ..Description::default()
     }
 }
 

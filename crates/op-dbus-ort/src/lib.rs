@@ -8,6 +8,7 @@ mod accelerator;
 mod arena;
 mod backend;
 mod binding;
+mod built_in;
 mod calibrate;
 mod elf;
 mod failure;

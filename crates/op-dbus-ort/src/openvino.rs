@@ -72,7 +72,8 @@ fn number(options: &mut [(String, String)], number: usize) -> Result<(), String>
 /// The same configuration with the precision of each kind of device.
 fn hinted(mut config: Map<String, Value>, precision: &str) -> Result<Map<String, Value>, String> {
     for (device, told) in &config {
-        if told.get(HINT).is_some() {
+        let mut keys = told.as_object().into_iter().flat_map(Map::keys);
+        if keys.any(|key| key.eq_ignore_ascii_case(HINT)) {
             return Err(format!(
                 "{LOAD_CONFIG} says {HINT} for {device}, which the setting precision decides; leave \
                  it out"
@@ -142,6 +143,12 @@ mod tests {
         refused(&[("device_type", "AUTO:NPU,CPU")], "f32", "AUTO:NPU,CPU computes in f16");
         let hint = format!(r#"{{"CPU": {{"{HINT}": "bf16"}}}}"#);
         refused(&[(LOAD_CONFIG, &hint)], "f32", "which the setting precision decides");
+        let hint = hint.to_lowercase();
+        refused(
+            &[(LOAD_CONFIG, &hint.replace("cpu", "CPU"))],
+            "f32",
+            "which the setting precision",
+        );
         refused(&[(LOAD_CONFIG, "/etc/openvino.json")], "f32", "no object in JSON");
         refused(&[(LOAD_CONFIG, r#"{"CPU": 1}"#)], "f32", "no object for CPU");
     }

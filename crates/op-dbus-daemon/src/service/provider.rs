@@ -73,8 +73,11 @@ pub fn host(provider: Provider, loaded: &Loaded, own_graph: Option<&str>) -> Res
     let own = settings.providers.get(&name).cloned().unwrap_or_default();
     // A library of the user's own may have what there is nothing to pull of; elsewhere none is needed.
     let needs_library = provider != Provider::Remote;
-    if let (Err(error), None, None, true) = (&known, &own.library, &settings.runtime, needs_library)
-    {
+    // None makes up for another system.
+    let is_here =
+        !matches!(provider, Provider::DirectMl | Provider::CoreMl) || !cfg!(target_os = "linux");
+    let has_own = is_here && (own.library.is_some() || settings.runtime.is_some());
+    if let (Err(error), false, true) = (&known, has_own, needs_library) {
         return Err(error.to_string());
     }
     if *cpu_engine == CpuEngine::Sim {
@@ -343,7 +346,8 @@ pub fn unavailable(
     if active == Some(provider) || provider == Provider::Cpu {
         return None;
     }
-    let idle = || format!("{provider} does not compute now; set execution_provider to {provider}");
+    // What was found out of it when it was tried may be otherwise by now.
+    let idle = || format!("{provider} does not compute now; `op-dbus doctor {provider}` tries it");
     Some(host(provider, loaded, None).map_or_else(|missing| missing, |_| idle()))
 }
 
@@ -351,6 +355,29 @@ pub fn unavailable(
 mod tests {
     use super::*;
     use crate::settings::Sources;
+
+    #[test]
+    fn no_library_makes_up_for_another_system() {
+        let mut loaded = Settings::load(&Sources::under("/nowhere")).unwrap();
+        loaded.settings.runtime = Some("/own.so".into());
+        for (provider, name) in [(Provider::CoreMl, "coreml"), (Provider::DirectMl, "directml")] {
+            let own = loaded.settings.providers.entry(name.to_owned()).or_default();
+            own.library = Some("/plugin.so".into());
+            let refused = host(provider, &loaded, None).unwrap_err();
+            assert!(refused.starts_with(&format!("{name} needs ")), "{refused}");
+        }
+    }
+
+    #[test]
+    fn what_is_there_and_idle_is_left_to_who_tries_it() {
+        let mut loaded = Settings::load(&Sources::under("/nowhere")).unwrap();
+        loaded.settings.runtime = Some("/own.so".into());
+        assert_eq!(
+            unavailable(Provider::WebGpu, &loaded, Some(Provider::Cpu)).unwrap(),
+            "webgpu does not compute now; `op-dbus doctor webgpu` tries it"
+        );
+        assert_eq!(unavailable(Provider::WebGpu, &loaded, Some(Provider::WebGpu)), None);
+    }
 
     #[test]
     fn openvinos_plugin_is_not_told_what_it_ignores() {

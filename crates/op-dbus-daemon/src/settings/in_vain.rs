@@ -16,6 +16,7 @@ pub(super) fn sentences(loaded: &Loaded) -> Vec<String> {
     all.extend(missing_models(loaded));
     all.extend(missing_prompts(loaded));
     all.extend(missing_endpoints(loaded));
+    all.extend(chain_of_auto(loaded));
     all
 }
 
@@ -117,6 +118,21 @@ fn missing_endpoints(loaded: &Loaded) -> Option<String> {
         format!(
             "{origin}: {key} {value} remote, and nothing says where servers answer; set endpoints in a \
              table [providers.remote] of a file"
+        )
+    })
+}
+
+/// That a chain is set beside `auto`, which has its own.
+fn chain_of_auto(loaded: &Loaded) -> Option<String> {
+    let origin = loaded.origin("fallback");
+    let is_auto = loaded.settings.execution_provider == Provider::Auto;
+    let in_vain = is_auto && *origin != Origin::Default;
+    in_vain.then(|| {
+        format!(
+            "{origin}: fallback is {}, which has no effect while execution_provider is auto ({}), as \
+             that ends with the CPU",
+            loaded.value("fallback").unwrap_or_default(),
+            loaded.origin("execution_provider")
         )
     })
 }

@@ -72,7 +72,10 @@ const NO_SETTINGS: [(&[&str], &str); 5] = [
         &["device_id", "deviceId", "adapterIndex"],
         "the setting `gpu_device` names the devices, each of which gets a worker",
     ),
-    (&["precision"], "the setting `precision` says what is computed in, on every provider"),
+    (
+        &["precision", "weights"],
+        "the setting `precision` says what is computed in, on every provider",
+    ),
     (
         &[
             "trt_engine_cache_path",

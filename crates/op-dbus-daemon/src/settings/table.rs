@@ -43,8 +43,8 @@ pub const ROWS: &[Row] = &[
         key: "execution_provider",
         kind: Kind::Choice(Provider::CHOICES),
         default: "cpu",
-        doc: "What computes the vectors; `auto` takes the best that works. The property \
-              `ExecutionProvider` tells which one verifiably runs.",
+        doc: "What computes the vectors; `auto` is `cuda` where that works, else the CPU, and tries no \
+              other. The property `ExecutionProvider` tells which one verifiably runs.",
         scope: Scope::Runtime,
         ..Row::of(Group::Provider)
     },
@@ -53,7 +53,8 @@ pub const ROWS: &[Row] = &[
         kind: Kind::Choices(FALLBACKS),
         default: "cpu",
         doc: "What is tried, in order, when the provider does not work. `none` is strict: the \
-              service then reports the failure instead of running on something else.",
+              service then reports the failure instead of running on something else. `auto` has its \
+              own order, and this has no effect with it.",
         ..Row::of(Group::Provider)
     },
     Row {

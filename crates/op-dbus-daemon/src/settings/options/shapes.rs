@@ -37,8 +37,15 @@ fn parse(text: &str) -> Option<BTreeMap<&str, Vec<u64>>> {
     Some(shapes)
 }
 
-/// Why the three don't go together: all or none of them, for the same inputs, in order of size.
+/// Two of which TensorRT takes one.
+const PRECISIONS: [&str; 2] = ["trt_fp16_enable", "trt_bf16_enable"];
+
+/// Why options don't go together: both precisions, or shapes that are not all or none of the three, for the
+/// same inputs, in order of size.
 pub fn contradiction(checked: &BTreeMap<String, String>) -> Option<String> {
+    if PRECISIONS.iter().all(|key| checked.get(*key).is_some_and(|value| value == "true")) {
+        return Some(format!("{} are both true; set one of them", PRECISIONS.join(" and ")));
+    }
     let said: Vec<_> = KEYS.iter().filter_map(|key| Some((key, checked.get(*key)?))).collect();
     if said.is_empty() {
         return None;
@@ -99,6 +106,18 @@ mod tests {
     fn contradiction_of(shapes: [&str; 3]) -> Option<String> {
         let said = KEYS.into_iter().zip(shapes).filter(|(_, text)| !text.is_empty());
         contradiction(&said.map(|(key, text)| (key.to_owned(), text.to_owned())).collect())
+    }
+
+    #[test]
+    fn one_precision_at_most() {
+        let of = |both: [&str; 2]| {
+            let said = PRECISIONS.into_iter().zip(both);
+            contradiction(&said.map(|(key, on)| (key.to_owned(), on.to_owned())).collect())
+        };
+        assert_eq!(of(["true", "false"]), None);
+        assert_eq!(of(["false", "true"]), None);
+        let both = of(["true", "true"]).unwrap();
+        assert_eq!(both, "trt_fp16_enable and trt_bf16_enable are both true; set one of them");
     }
 
     #[test]

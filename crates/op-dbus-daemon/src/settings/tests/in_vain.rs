@@ -49,3 +49,16 @@ fn what_is_asked_of_a_model_while_the_level_is_none_is_told() {
     let tree = tree.flag("vector_level", "low");
     assert!(tree.loaded().warnings.is_empty());
 }
+
+#[test]
+fn a_chain_beside_auto_is_told() {
+    let tree = Tree::new(&[(MAIN, "fallback = \"none\"\nexecution_provider = \"auto\"\n")]);
+    let [warning] = &tree.loaded().warnings[..] else { panic!("{:?}", tree.loaded().warnings) };
+    assert_eq!(
+        warning.text.replace(&tree.path().display().to_string(), ""),
+        "/etc/op-dbus/config.toml, line 1: fallback is none, which has no effect while \
+         execution_provider is auto (/etc/op-dbus/config.toml, line 2), as that ends with the CPU"
+    );
+    let tree = tree.flag("execution_provider", "cpu");
+    assert!(tree.loaded().warnings.is_empty());
+}

@@ -1,0 +1,77 @@
+//! Providers that the runtime library has in itself, each asked for in its own way.
+
+use ort::ep;
+use ort::ep::{ArbitrarilyConfigurableExecutionProvider, ExecutionProvider};
+use ort::session::builder::SessionBuilder;
+
+use crate::Accelerator;
+
+/// Asks for the provider; returns what the runtime says, and the provider's name in its words. `None`: it
+/// comes by a library of its own alone.
+pub(crate) fn ask(
+    accelerator: &Accelerator,
+    builder: &mut SessionBuilder,
+) -> Option<(ort::Result<()>, &'static str)> {
+    let device = i32::try_from(accelerator.device).unwrap_or(i32::MAX);
+    let options = &accelerator.options[..];
+    Some(match accelerator.provider.as_str() {
+        "cuda" => register(ep::CUDA::default().with_device_id(device), options, builder),
+        "tensorrt" => register(ep::TensorRT::default().with_device_id(device), options, builder),
+        "migraphx" => migraphx(ep::MIGraphX::default().with_device_id(device), options, builder),
+        "openvino" => register(ep::OpenVINO::default(), options, builder),
+        "webgpu" => register(ep::WebGPU::default(), options, builder),
+        "coreml" => register(ep::CoreML::default(), options, builder),
+        "directml" => plain(ep::DirectML::default().with_device_id(device), options, builder),
+        _ => return None,
+    })
+}
+
+/// Asks for a provider with its own settings; returns its name in ONNX Runtime's words.
+fn register<P: ExecutionProvider + ArbitrarilyConfigurableExecutionProvider>(
+    mut provider: P,
+    options: &[(String, String)],
+    builder: &mut SessionBuilder,
+) -> (ort::Result<()>, &'static str) {
+    for (key, value) in options {
+        provider = provider.with_arbitrary_config(key, value);
+    }
+    (provider.register(builder), P::NAME)
+}
+
+/// As [`register`], for MIGraphX, which takes its settings in a structure.
+fn migraphx(
+    mut provider: ep::MIGraphX,
+    options: &[(String, String)],
+    builder: &mut SessionBuilder,
+) -> (ort::Result<()>, &'static str) {
+    let name = ep::MIGraphX::NAME;
+    for (key, value) in options {
+        provider = match (key.as_str(), value.as_str(), value.parse::<usize>()) {
+            ("migraphx_fp16_enable", "0" | "1", _) => provider.with_fp16(value == "1"),
+            ("migraphx_exhaustive_tune", "0" | "1", _) => {
+                provider.with_exhaustive_tune(value == "1")
+            }
+            ("migraphx_mem_limit", _, Ok(bytes)) => provider.with_mem_limit(bytes),
+            ("migraphx_arena_extend_strategy", "kNextPowerOfTwo", _) => {
+                provider.with_arena_extend_strategy(ep::ArenaExtendStrategy::NextPowerOfTwo)
+            }
+            ("migraphx_arena_extend_strategy", "kSameAsRequested", _) => {
+                provider.with_arena_extend_strategy(ep::ArenaExtendStrategy::SameAsRequested)
+            }
+            _ => return (Err(ort::Error::new(format!("it has no option {key} = {value}"))), name),
+        };
+    }
+    (provider.register(builder), name)
+}
+
+/// As [`register`], for a provider that takes no settings by name.
+fn plain<P: ExecutionProvider>(
+    provider: P,
+    options: &[(String, String)],
+    builder: &mut SessionBuilder,
+) -> (ort::Result<()>, &'static str) {
+    let refused = |(key, _): &(String, String)| {
+        Err(ort::Error::new(format!("it takes no options, and not {key}; leave it out")))
+    };
+    (options.first().map_or_else(|| provider.register(builder), refused), P::NAME)
+}
