@@ -250,7 +250,7 @@ async fn bench_refuses_what_it_cannot_compare() -> Outcome {
     assert!(alike.stderr.contains("NAME=FILE"), "{}", alike.stderr);
     let rate = finish(bench(&["--rate", "fast"]), "").await?;
     assert!(rate.stderr.contains("80%"), "{}", rate.stderr);
-    for rate in ["1e-9", "1e12", "1e-9%", "1e12%"] {
+    for rate in ["1e-9", "1e12", "1e12%"] {
         let refused =
             finish(bench(&["--at", "engine", "--only", "none", "--rate", rate]), "").await?;
         assert_eq!(refused.code, Some(2), "{rate}: {}", refused.stderr);

@@ -113,8 +113,10 @@ impl StateFile {
         let state = read(path).unwrap_or_else(|unusable| {
             let unread = matches!(unusable, Unusable::Unreadable(_));
             warnings.push(match unusable {
-                Unusable::Damaged(reason) | Unusable::Foreign(reason, _) => {
-                    move_aside(path, &reason)
+                Unusable::Damaged(reason) => move_aside(path, &reason),
+                Unusable::Foreign(reason, fix) => {
+                    let told = move_aside(path, &reason);
+                    format!("{told}; to have it used, move it back and type `{fix}`, with the service stopped")
                 }
                 Unusable::Unreadable(reason) => not_used(path, &reason),
             });

@@ -202,7 +202,7 @@ impl Planner {
                 BatchLayout::Padded => self.nearest(queue, served_max, alive, plan),
                 BatchLayout::Packed => self.in_turn(queue, served_max, alive, plan),
             }
-            queue.forget();
+            queue.forget(self.budget.tokens_max);
             break;
         }
     }

@@ -63,7 +63,8 @@ struct Sum {
 #[derive(Debug)]
 pub(crate) struct Queue<T> {
     users: BTreeMap<u32, User<T>>,
-    /// `served` of the user who was last picked: where one who comes back starts.
+    /// `served` of who was served least of those who waited when a batch was last begun: where one who comes back
+    /// starts, whatever is sent.
     clock: u64,
     /// By class.
     sums: [Sum; 2],
@@ -283,17 +284,25 @@ impl<T> Queue<T> {
         }
     }
 
-    /// Sets the clock to a picked user, before who is charged for what it gets.
+    /// Sets the clock, before a user who was picked is charged for what it gets.
     pub fn advance(&mut self, uid: u32) {
-        if let Some(user) = self.users.get(&uid) {
-            self.clock = self.clock.max(user.served);
-        }
+        let waits = |(own, user): &(&u32, &User<T>)| **own == uid || user.texts() > 0;
+        let least = self.users.iter().filter(waits).map(|(_, user)| user.served).min();
+        self.clock = self.clock.max(least.unwrap_or_default());
     }
 
-    /// Forgets users who are neither waiting nor ahead.
-    pub fn forget(&mut self) {
+    /// Forgets users who are neither waiting nor ahead, and how far others are ahead by more than they can be by
+    /// their turns, with batches of so many tokens: what a worker computed that had nothing else to do is not held
+    /// against them.
+    pub fn forget(&mut self, batch_tokens: usize) {
         let clock = self.clock;
-        self.users.retain(|_, user| user.texts() > 0 || user.served > clock);
+        let most = clock
+            .saturating_add(BEHIND_TOKENS)
+            .saturating_add((batch_tokens as u64).saturating_mul(2));
+        self.users.retain(|_, user| {
+            user.served = user.served.min(most);
+            user.texts() > 0 || user.served > clock
+        });
     }
 }
 

@@ -125,7 +125,7 @@ fn foreign_writer(path: &Path, meta: &Metadata) -> Option<String> {
     let is_the_folders = |owner| folder.is_some_and(|folder| folder.uid() == owner);
     let owner = meta.uid();
     (!is_trusted(owner) && !is_the_folders(owner))
-        .then(|| format!("the user {owner} may write it, whose its folder is not"))
+        .then(|| format!("the user {owner} may write it, whose the folder is not"))
 }
 
 /// Notes that a file is used now; where that can't be noted, it is as old as it is.
@@ -209,7 +209,7 @@ mod tests {
         }
         let own = |path: &Path, owner| chown(path, Some(owner), None).unwrap();
         own(&path, 4_000_000);
-        assert_eq!(refusal(), "the user 4000000 may write it, whose its folder is not");
+        assert_eq!(refusal(), "the user 4000000 may write it, whose the folder is not");
         // As root finds what the service has made.
         own(folder.path(), 4_000_000);
         assert!(open(&path).is_ok());

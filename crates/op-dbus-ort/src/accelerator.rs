@@ -98,15 +98,19 @@ impl Accelerator {
         environment: &Environment,
         library: &Path,
     ) -> Result<(SessionBuilder, String, usize), BackendError> {
-        let own = self.registered(environment, library)?;
-        let its = |device: &Device<'_>| own.contains(&named(device));
+        let brought = self.registered(environment, library)?;
+        self.refuse_another(&brought, library)?;
+        // OpenVINO's brings each device once more, for what chooses by itself.
+        let its = |device: &Device<'_>| {
+            let name = named(device);
+            brought.contains(&name) && self.names().contains(&name.as_str())
+        };
         let devices: Vec<Device<'_>> = environment.devices().filter(its).collect();
         let count = devices.len();
         let Some(device) = devices.into_iter().nth(self.device) else {
             return Err(self.no_device(count));
         };
         let name = named(&device);
-        self.refuse_another(&name, library)?;
         let options: Vec<(String, String)> =
             self.options.iter().map(|(key, v)| (format!("{name}.{key}"), v.clone())).collect();
         let builder = session::plain(environment, THREADS)
@@ -145,26 +149,29 @@ impl Accelerator {
         Ok(own)
     }
 
-    /// Refuses a library of another provider than it is named for: what is told of the device and of its
-    /// precision would not be so.
-    fn refuse_another(&self, name: &str, library: &Path) -> Result<(), BackendError> {
-        let own: &[&str] = match self.provider.as_str() {
+    /// What ONNX Runtime calls the provider.
+    fn names(&self) -> Vec<&str> {
+        match self.provider.as_str() {
             // The second is what the plugin for it calls itself.
-            "cuda" => &[ep::CUDA::NAME, "CudaPluginExecutionProvider"],
-            "tensorrt" => &[ep::TensorRT::NAME, "NvTensorRTRTXExecutionProvider"],
-            "migraphx" => &[ep::MIGraphX::NAME],
-            "openvino" => &[ep::OpenVINO::NAME],
-            "webgpu" => &[ep::WebGPU::NAME],
-            "coreml" => &[ep::CoreML::NAME],
-            "directml" => &[ep::DirectML::NAME],
-            provider => &[provider],
-        };
-        if own.contains(&name) {
-            return Ok(());
+            "cuda" => vec![ep::CUDA::NAME, "CudaPluginExecutionProvider"],
+            "tensorrt" => vec![ep::TensorRT::NAME, "NvTensorRTRTXExecutionProvider"],
+            "migraphx" => vec![ep::MIGraphX::NAME],
+            "openvino" => vec![ep::OpenVINO::NAME],
+            "webgpu" => vec![ep::WebGPU::NAME],
+            "coreml" => vec![ep::CoreML::NAME],
+            "directml" => vec![ep::DirectML::NAME],
+            provider => vec![provider],
         }
+    }
+
+    /// Refuses a library of another provider, of which what is told of device and precision would not be so. One
+    /// whose devices are not there brings no name.
+    fn refuse_another(&self, brought: &[String], library: &Path) -> Result<(), BackendError> {
+        let (own, library) = (self.names(), library.display());
+        let is_its = brought.iter().any(|name| own.contains(&name.as_str()));
+        let Some(other) = brought.first().filter(|_| !is_its) else { return Ok(()) };
         Err(self.unavailable(format!(
-            "its library {} is another provider's: it brings one by the name {name}, and not {}",
-            library.display(),
+            "its library {library} is another provider's: it brings one by the name {other}, and not {}",
             own[0]
         )))
     }
@@ -362,13 +369,13 @@ mod tests {
 
     #[test]
     fn a_library_is_of_the_provider_that_it_is_named_for() {
-        let is_taken =
-            |provider, name| told(provider, &[]).refuse_another(name, Path::new("/own.so")).is_ok();
+        let is_taken = |provider, name: &str| {
+            let brought: Vec<String> = name.split(' ').map(str::to_owned).collect();
+            told(provider, &[]).refuse_another(&brought, Path::new("/own.so")).is_ok()
+        };
         for (provider, name) in [
             ("ggml", "ggml"),
-            ("webgpu", "WebGpuExecutionProvider"),
-            ("openvino", "OpenVINOExecutionProvider"),
-            ("cuda", "CUDAExecutionProvider"),
+            ("openvino", "OpenVINOExecutionProvider.AUTO OpenVINOExecutionProvider"),
             ("cuda", "CudaPluginExecutionProvider"),
         ] {
             assert!(is_taken(provider, name), "{provider}: {name}");

@@ -132,6 +132,7 @@ fn a_file_that_others_may_write_is_moved_aside() {
         assert_eq!(opened, StateFile::empty(&path));
         let expected = "is not used: others than its owner may write it";
         assert!(warnings.len() == 1 && warnings[0].contains(expected), "{warnings:?}");
+        assert!(warnings[0].contains(&format!("`chmod go-w {}`", path.display())), "{warnings:?}");
         let names = names(folder.path());
         assert!(names.len() == 1 && names[0].starts_with("state.json.corrupt-"), "{names:?}");
         // As an administrator takes it back.

@@ -68,7 +68,11 @@ impl Roster {
         }
         lost.forgets_at = lost.status.batches + FORGETS;
         let pool = lost.pool;
-        let Some(failed_on) = failed_on.filter(|it| self.workers[*it].pool == pool) else { return };
+        // It may have failed there with one that somebody killed.
+        let lost_it = |it: &usize| self.workers[*it].pool == pool && self.workers[*it].has_lost;
+        let failed_on = failed_on.filter(lost_it);
+        self.workers[worker].has_lost = true;
+        let Some(failed_on) = failed_on else { return };
         // The text fails, or the pool: whoever takes its place tells. What two pools fail, neither is left for.
         for index in [failed_on, worker] {
             let Worker { losses, forgets_at, status, .. } = &mut self.workers[index];

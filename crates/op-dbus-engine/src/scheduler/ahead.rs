@@ -33,7 +33,10 @@ impl Scheduler {
         let ageing = state.queue.ageing();
         match state.queue.turn(serves, now_us) {
             // What interactive work waits for is decided when the batch begins.
-            Some((class, false)) if state.queue.tokens_of(class) >= full => {
+            Some((class, false))
+                if state.queue.tokens_of(class) >= full
+                    && (class == Priority::Interactive || !state.queue.has_interactive()) =>
+            {
                 state.plan(worker, now_us, &alive, plan);
                 state.queue.restore_ageing(ageing);
                 dead.append(&mut plan.dead);

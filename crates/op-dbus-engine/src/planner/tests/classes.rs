@@ -75,3 +75,42 @@ fn a_burst_of_calls_goes_before_bulk_of_others_and_before_the_users_own_in_any_c
     let both = (0..8192).step_by(50).filter(|_| class(1) == Interactive).count();
     assert_eq!(both, 8192 / 50 + 1, "whose bulk waits as well");
 }
+
+/// With a worker in reserve, which has nothing but interactive work to do and so gets a user ahead, and without.
+#[test]
+fn who_comes_anew_is_not_behind_those_who_wait() {
+    for (layout, reserve) in [(BatchLayout::Padded, false), (BatchLayout::Packed, true)] {
+        let mut queue = Queue::new(u64::MAX);
+        let mut planner = Planner::new(budget(layout, 50));
+        let mut plan = Plan::default();
+        let mut waited = BTreeMap::new();
+        let mut take = |queue: &mut Queue<Item>, serves| {
+            planner.plan(queue, (serves, 0), &is_alive, &mut plan);
+            plan.batch.iter().map(|entry| entry.uid).collect::<Vec<_>>()
+        };
+        for round in 0..3_000 {
+            queue.push(simple(1, Interactive, 50));
+            queue.push(simple(1, Interactive, 50));
+            queue.push(simple(2, Bulk, 50));
+            // One sends a bulk text when its last was served, one now and then an interactive one.
+            for (uid, class, now) in [(3, Bulk, true), (4, Interactive, round % 100 == 99)] {
+                if now && queue.texts_of(uid) == 0 {
+                    queue.push(simple(uid, class, 50));
+                    waited.insert(uid, round);
+                }
+            }
+            if reserve {
+                take(&mut queue, Serves::Interactive);
+            }
+            for uid in take(&mut queue, Serves::Everybody) {
+                let since = waited.get(&uid).map_or(0, |since| round - since);
+                // Until those have their turn who were served less, of whom there are two.
+                assert!(since <= 4 || round < 400, "{layout:?}: {uid} waited {since} rounds");
+            }
+        }
+        // Who was ahead has stopped, and others have the same wait as before.
+        queue.purge(1, &|_| false);
+        queue.push(simple(4, Interactive, 50));
+        assert!(take(&mut queue, Serves::Everybody).contains(&4), "{layout:?}");
+    }
+}
