@@ -53,8 +53,8 @@ struct Worker {
     /// Batches lost of late: until it has computed so many.
     losses: u32,
     forgets_at: u64,
-    /// Whether one of these was its own doing.
-    has_lost: bool,
+    /// Whether it lost the last one by itself.
+    lost_by_itself: bool,
     /// What it is asked for and has not done yet.
     orders: BTreeSet<Order>,
     /// Whether a backend is being made for it now.
@@ -209,13 +209,13 @@ impl Roster {
     /// A worker has computed a batch, which took `us`.
     pub fn ran(&mut self, worker: usize, batch: &Batch<'_>, us: u64, memory: MemoryUse) {
         let Some(own) = self.workers.get_mut(worker) else { return };
-        let Worker { pool, status, running, largest, losses, forgets_at, has_lost, .. } = own;
+        let Worker { pool, status, running, largest, losses, forgets_at, .. } = own;
         *running = None;
         *largest = batch.tokens().max(*largest);
         status.memory = memory;
         status.batches += 1;
         if status.batches >= *forgets_at {
-            (*losses, *has_lost) = (0, false);
+            *losses = 0;
         }
         status.rows += batch.rows() as u64;
         status.tokens += batch.tokens() as u64;

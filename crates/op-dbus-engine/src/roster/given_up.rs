@@ -63,15 +63,17 @@ impl Roster {
         lost.losses += 1;
         lost.forgets_at = lost.forgets_at.max(lost.status.batches + 1);
         lost.status.last_error = Some(error.to_string());
+        let pool = lost.pool;
+        // It may have failed there with one that somebody killed.
+        let lost_it =
+            |it: &usize| self.workers[*it].pool == pool && self.workers[*it].lost_by_itself;
+        let failed_on = failed_on.filter(lost_it);
+        let lost = &mut self.workers[worker];
+        lost.lost_by_itself = is_its_own;
         if !is_its_own {
             return;
         }
         lost.forgets_at = lost.status.batches + FORGETS;
-        let pool = lost.pool;
-        // It may have failed there with one that somebody killed.
-        let lost_it = |it: &usize| self.workers[*it].pool == pool && self.workers[*it].has_lost;
-        let failed_on = failed_on.filter(lost_it);
-        self.workers[worker].has_lost = true;
         let Some(failed_on) = failed_on else { return };
         // The text fails, or the pool: whoever takes its place tells. What two pools fail, neither is left for.
         for index in [failed_on, worker] {

@@ -80,6 +80,29 @@ async fn a_text_that_is_lost_twice_gives_the_pool_up() {
     assert!(engine.is_failing());
 }
 
+/// The first time somebody killed it.
+#[tokio::test]
+async fn a_text_that_is_lost_once_by_the_device_itself_gives_nobody_up() {
+    let made = AtomicUsize::new(0);
+    let engine = replaceable(Box::new(move |_| {
+        let is_first = made.fetch_add(1, Ordering::Relaxed) == 0;
+        let mut batches = 0;
+        let around_it = around(sim(dies_on_batch(40))?, move |sim, batch, out| {
+            batches += 1;
+            match is_first && batches == 2 {
+                true => Err(BackendError::Killed("on purpose".into())),
+                false => sim.run(batch, out),
+            }
+        });
+        Ok(around_it)
+    }));
+    let texts: Vec<String> = (10..70).map(|n| n.to_string()).collect();
+    let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
+    // The one that it is lost with the second time fails.
+    assert!(engine.embed(call(1, &texts)).await.is_err());
+    assert!(!engine.is_failing());
+}
+
 /// What both fail is the text's fault.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_text_that_two_pools_lose_gives_neither_up() {
