@@ -52,7 +52,7 @@ fn beside(function: &CStr) -> *mut c_void {
 /// # Safety
 /// As ONNX Runtime calls it.
 #[unsafe(no_mangle)]
-#[allow(non_snake_case)]
+#[allow(non_snake_case, reason = "ONNX Runtime looks for this name")]
 pub unsafe extern "C" fn CreateEpFactories(
     _: *const c_char,
     api: *const c_void,
@@ -72,7 +72,7 @@ pub unsafe extern "C" fn CreateEpFactories(
 /// # Safety
 /// As ONNX Runtime calls it, with what [`CreateEpFactories`] made.
 #[unsafe(no_mangle)]
-#[allow(non_snake_case)]
+#[allow(non_snake_case, reason = "ONNX Runtime looks for this name")]
 pub unsafe extern "C" fn ReleaseEpFactory(factory: *mut c_void) -> *mut c_void {
     // SAFETY: as above.
     unsafe {
