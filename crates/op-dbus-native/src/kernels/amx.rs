@@ -14,7 +14,7 @@ mod product;
 use std::arch::asm;
 
 pub(crate) use attention::attend;
-pub(crate) use product::{multiply_bf16, multiply_int8, spin_bf16, spin_int8};
+pub(crate) use product::{SPIN, multiply_bf16, multiply_int8, spin_bf16, spin_int8};
 
 /// Rows of a tile.
 const ROWS: usize = 16;

@@ -125,7 +125,10 @@ macro_rules! table {
             attend,
             normalize,
             spin,
-            spin_operations: 2 * tiles::SPIN_ROWS * <$tiles as product::Tiles>::PANEL * $step,
+            spin_operations: 2
+                * <$tiles as product::Tiles>::ROWS
+                * <$tiles as product::Tiles>::PANEL
+                * $step,
         }
     }};
 }
@@ -177,7 +180,7 @@ fn avx2_kernels(precision: Precision) -> Kernels {
     match precision {
         Precision::F32 => avx2!(FloatTiles<F32, 6>, Element::F32, 1, f32, F32, 6),
         Precision::Bf16 => avx2!(FloatTiles<Bf16, 6>, Element::Bf16, 1, f32, F32, 6),
-        Precision::Int8 => avx2!(IntTiles<Int8, 6>, Element::I8, 2, i16, F32, 6),
+        Precision::Int8 => avx2!(IntTiles<Int8, 5>, Element::I8, 2, i16, F32, 6),
     }
 }
 
@@ -256,15 +259,12 @@ fn avx512_bf16_kernels(precision: Precision) -> Kernels {
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 fn amx_kernels(precision: Precision) -> Kernels {
     let vectors = avx512_bf16_kernels(precision);
-    let attend = amx::attend;
+    let spin_operations = 2 * amx::SPIN * vectors.layout.step;
+    let tiles = Kernels { attend: amx::attend, spin_operations, ..vectors };
     match precision {
         Precision::F32 => vectors,
-        Precision::Bf16 => {
-            Kernels { multiply: amx::multiply_bf16, attend, spin: amx::spin_bf16, ..vectors }
-        }
-        Precision::Int8 => {
-            Kernels { multiply: amx::multiply_int8, attend, spin: amx::spin_int8, ..vectors }
-        }
+        Precision::Bf16 => Kernels { multiply: amx::multiply_bf16, spin: amx::spin_bf16, ..tiles },
+        Precision::Int8 => Kernels { multiply: amx::multiply_int8, spin: amx::spin_int8, ..tiles },
     }
 }
 

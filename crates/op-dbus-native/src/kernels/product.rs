@@ -145,7 +145,7 @@ pub(crate) trait Tiles {
     /// sums go to `tile.to`: on top of what is there, or, if the blocks are the first, of what
     /// [`start`] says.
     unsafe fn tile(product: &Product, tile: Tile);
-    /// Does nothing but the arithmetic of `repeats` steps of a tile, all in registers; returns
+    /// Does nothing but the arithmetic of `repeats` steps of a full tile, all in registers; returns
     /// something that depends on all of it.
     unsafe fn spin(repeats: usize) -> f32;
     /// Writes values of one row, beginning at `column`, as a left operand.

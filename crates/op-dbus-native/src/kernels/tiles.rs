@@ -35,9 +35,6 @@ macro_rules! by_rows {
 }
 pub(crate) use by_rows;
 
-/// Rows of sums that a register-only loop keeps: enough independent chains for any pipeline.
-pub(crate) const SPIN_ROWS: usize = 6;
-
 /// Tiles of float steps.
 pub(crate) struct FloatTiles<P, const ROWS: usize>(std::marker::PhantomData<P>);
 
@@ -91,7 +88,7 @@ impl<P: FloatStep, const ROWS: usize> Tiles for FloatTiles<P, ROWS> {
         let inputs = P::input((&raw mut memory).cast());
         let weights = P::weights((&raw const memory).cast());
         // Chains that were known to be equal would be computed once.
-        let mut sums = std::hint::black_box([[P::S::splat(0.0); 2]; SPIN_ROWS]);
+        let mut sums = std::hint::black_box([[P::S::splat(0.0); 2]; ROWS]);
         for _ in 0..repeats {
             for row in &mut sums {
                 row[0] = P::multiply_add(row[0], inputs, weights);
@@ -215,16 +212,15 @@ impl<P: IntStep, const ROWS: usize> Tiles for IntTiles<P, ROWS> {
     #[inline(always)]
     unsafe fn spin(repeats: usize) -> f32 {
         let mut memory = std::hint::black_box([0_u64; 64]);
-        let inputs = P::input((&raw mut memory).cast());
+        let mut inputs = P::input((&raw mut memory).cast());
         let weights = P::weights((&raw const memory).cast());
         // As for floats: equal chains would be computed once. Where an instruction does not add as
         // well, its product would be computed once, too, if the inputs were known to be the same.
-        let mut sums = std::hint::black_box([[P::S::zero_i32(); 2]; SPIN_ROWS]);
+        let mut sums = std::hint::black_box([[P::S::zero_i32(); 2]; ROWS]);
         for _ in 0..repeats {
-            for row in &mut sums {
-                let inputs = P::opaque(inputs);
-                row[0] = P::multiply_add(row[0], inputs, weights);
-                row[1] = P::multiply_add(row[1], inputs, weights);
+            for sum in sums.as_flattened_mut() {
+                inputs = P::opaque(inputs);
+                *sum = P::multiply_add(*sum, inputs, weights);
             }
         }
         let mut total = 0.0;

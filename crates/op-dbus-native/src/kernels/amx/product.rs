@@ -21,10 +21,9 @@ use std::ops::Range;
 use super::left::{Activated, Added, Left, Scaled, Stored};
 use super::{BYTES, PANEL, PANEL_BYTES, ROWS, STEP_BYTES, STEPS, Sums, configure, release};
 use crate::kernels::activation::{CoarseGelu, GeluTanh, Identity, Relu};
-use crate::kernels::avx512_dot::{Bf16, Int8};
+use crate::kernels::avx512_dot::Int8;
 use crate::kernels::product::{Activation, Finish, GROUP, Product, STRIP_MAX, Scratch, Tile};
-use crate::kernels::step::{FloatStep, IntStep};
-use crate::kernels::tiles::SPIN_ROWS;
+use crate::kernels::step::IntStep;
 
 /// Most rows that are computed together.
 pub(super) const HEIGHT: usize = 2 * ROWS;
@@ -323,9 +322,12 @@ impl<L: Left, const SEVERAL: bool> Way<'_, L, SEVERAL> {
     }
 }
 
-/// So many products of full tiles, and a number that depends on them.
+/// Multiply-adds of one repeat of a spin, and input of a step: four products of full tiles.
+pub(crate) const SPIN: usize = 4 * ROWS * PANEL / 2 * STEPS;
+
+/// So many times [`SPIN`], and a number that depends on them.
 macro_rules! spin {
-    ($(#[$doc:meta])* $name:ident, $instruction:literal, $inputs:expr) => {
+    ($(#[$doc:meta])* $name:ident, $instruction:literal) => {
         $(#[$doc])*
         ///
         /// # Safety
@@ -335,7 +337,7 @@ macro_rules! spin {
             let sums = Sums { rows: HEIGHT };
             sums.clear();
             asm!("tilezero tmm4", "tilezero tmm5", "tilezero tmm6", "tilezero tmm7", options(nostack));
-            for _ in 0..repeats * SPIN_ROWS * PANEL * $inputs / (ROWS * PANEL / 2 * STEPS * $inputs) / 4 {
+            for _ in 0..repeats {
                 asm!(
                     concat!($instruction, " tmm0, tmm4, tmm6"),
                     concat!($instruction, " tmm1, tmm4, tmm7"),
@@ -354,9 +356,9 @@ macro_rules! spin {
 
 spin!(
     /// [`spin`](crate::kernels::product::Tiles::spin) of bfloat16.
-    spin_bf16, "tdpbf16ps", Bf16::K
+    spin_bf16, "tdpbf16ps"
 );
 spin!(
     /// [`spin`](crate::kernels::product::Tiles::spin) of 8-bit integers.
-    spin_int8, "tdpbusd", Int8::K
+    spin_int8, "tdpbusd"
 );
