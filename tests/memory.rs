@@ -138,6 +138,7 @@ async fn an_unload_ends_what_a_slow_source_holds() -> Outcome {
     let before = daemon.workers().await?;
     manager.set_vector_level("medium").await?;
     assert!(before.iter().any(|worker| runs(*worker)), "the source has nobody to go on with");
+    assert_eq!(daemon.workers().await?[1..], before, "what is in force comes first");
     manager.unload().await?;
     assert!(!before.iter().any(|worker| runs(*worker)), "a worker is still there");
     goes_on(slow).await?;

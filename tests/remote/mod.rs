@@ -159,7 +159,7 @@ async fn llama_cpp_computes_our_model() -> Outcome {
 async fn a_gateway_computes_and_another_takes_over() -> Outcome {
     let far = Far::start("low").await?;
     let (one, two) = (far.gateway().await?, far.gateway().await?);
-    let setup = fleet("low", "openai", &[&one.url(""), &two.url("")])?;
+    let (setup, manager) = fleet("low", "openai", &[&one.url(""), &two.url("")])?.managed()?;
     let (bus, _setup, daemon) = setup.alone().await?;
     serves(&daemon, "low").await?;
     let load = Load::start(&bus, &TEXTS).await?;
@@ -179,7 +179,9 @@ async fn a_gateway_computes_and_another_takes_over() -> Outcome {
     // What the service says of itself goes with the worker.
     let client = daemon.client();
     assert_eq!(client.status::<String>("device").await?, "remote:1");
-    assert!(client.status::<String>("status").await?.ends_with(" on remote:1"));
+    let status = client.status::<String>("status").await?;
+    assert!(status.ends_with(" on remote:1"), "{status}");
+    manager.told(&format!("STATUS={status}")).await?;
     let on = |device: &'static str| Options::from([("device", device.into())]);
     // Which endpoint a batch goes to is not the caller's to say.
     for endpoint in ["remote:0", "remote:1", "remote:1,remote:0"] {

@@ -2,6 +2,7 @@
 
 mod watchdog;
 
+use std::future::pending;
 use std::pin::pin;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -207,7 +208,7 @@ async fn told_to_stop(mut terminate: Signal, mut interrupt: Signal) {
 }
 
 /// Loads the first model, then says READY: from then on every call gets its true answer, also when
-/// that is an error. Afterwards the status line follows every change. A model of other dimensions
+/// that is an error. Afterwards the status line follows every change, and workers that move. A model of other dimensions
 /// than the settings demand is told to `refuse` instead: an index must not be filled with them.
 async fn load_and_tell(service: Service, refuse: oneshot::Sender<Arc<service::Error>>) {
     let mut changes = service.watch();
@@ -232,11 +233,29 @@ async fn load_and_tell(service: Service, refuse: oneshot::Sender<Arc<service::Er
     // Whoever is told below does not wait for a slow disk.
     let tidying = service.clone();
     tokio::spawn(async move { tidying.tidy_cache().await });
-    while changes.changed().await.is_ok() {
-        let next = changes.borrow_and_update().summary();
+    loop {
+        let now = changes.borrow_and_update().clone();
+        let served = now.served().cloned();
+        // Before the line is made: what moves in between is in the next one.
+        let devices = served.as_ref().map(|served| served.engine.devices()).unwrap_or_default();
+        let next = now.summary();
+        drop(now);
         if next != summary {
             notify::status(&next);
             summary = next;
+        }
+        // Holds the engine no longer than it is waited for: it ends with its last holder.
+        let moved = async move {
+            match served {
+                Some(served) => served.engine.devices_other_than(&devices).await,
+                None => pending().await,
+            }
+        };
+        tokio::select! {
+            changed = changes.changed() => if changed.is_err() {
+                return;
+            },
+            () = moved => {}
         }
     }
 }

@@ -239,6 +239,10 @@ impl Worker {
             // Planned as large as this one was.
             scheduler.put_back(&mut self.ahead.batch);
         }
+        // Nothing is begun beside a text that failed before.
+        if proof::is_not_finite(&error) && batch.iter().any(|entry| entry.failed_on.is_some()) {
+            return self.has_no_numbers(batch, error);
+        }
         match error {
             BackendError::OutOfMemory(_) if halvings < HALVINGS_MAX && batch.len() > 1 => {
                 let mut rest = batch.split_off(batch.len() / 2);
@@ -281,17 +285,6 @@ impl Worker {
                 self.lose(batch, error)
             }
         }
-    }
-
-    /// A batch was lost, and the backend with it.
-    fn lose(&mut self, batch: &mut Vec<Entry>, error: BackendError) -> Result<(), BackendError> {
-        let (scheduler, worker) = (&self.shared.scheduler, self.place.index);
-        scheduler.put_back(&mut self.ahead.batch);
-        // Before anybody is told, who asks then whether there is hope.
-        let failed_on = batch.iter().find_map(|entry| entry.failed_on);
-        scheduler.roster(|roster| roster.lost_batch(worker, failed_on, &error));
-        scheduler.try_again(worker, batch, &error);
-        Err(error)
     }
 
     /// Has the pool's batches made smaller than one that did not fit the device.
@@ -366,7 +359,7 @@ impl Worker {
         let now = &self.backend.description().device;
         if *now != self.description.device {
             self.description.device.clone_from(now);
-            self.shared.scheduler.roster(|roster| roster.moved(self.place.index, now));
+            self.shared.scheduler.change(|roster| roster.moved(self.place.index, now));
         }
     }
 }

@@ -42,6 +42,17 @@ impl Engine {
         self.scheduler().presence_other_than(known).await
     }
 
+    /// The device that each worker computes on, or did.
+    pub fn devices(&self) -> Vec<String> {
+        self.scheduler().roster(|roster| roster.on().cloned().collect())
+    }
+
+    /// Waits until [`devices`](Self::devices) are others than `known`, as those of workers that move between
+    /// servers.
+    pub async fn devices_other_than(&self, known: &[String]) {
+        self.scheduler().devices_other_than(known).await;
+    }
+
     /// How long ago the last call ended, or the workers were loaded; `None` while calls are in flight.
     /// The engine's own texts don't count, nor what needs no worker.
     pub fn idle_for(&self) -> Option<Duration> {

@@ -212,6 +212,11 @@ const FINITE_AT_ONCE: usize = 1024;
 /// What a backend does that computes beyond what its numbers can hold.
 const NOT_FINITE: &str = "it returned values that are not finite numbers";
 
+/// Whether a batch was lost as [`run_checked`] found values that are no numbers.
+pub(crate) fn is_not_finite(error: &BackendError) -> bool {
+    matches!(error, BackendError::Lost(why) if why == NOT_FINITE)
+}
+
 /// As [`run_checked`], of a batch by which a backend proves itself.
 fn prove(
     backend: &mut dyn Backend,

@@ -330,6 +330,11 @@ impl Roster {
         self.workers.get(worker).is_some_and(|worker| self.pools[worker.pool].holds_device)
     }
 
+    /// The device that each worker computes on, in the order of their numbers.
+    pub fn on(&self) -> impl Iterator<Item = &String> {
+        self.workers.iter().map(|worker| &worker.status.description.device)
+    }
+
     /// What each worker does that may hold a device.
     pub fn devices(&self) -> impl Iterator<Item = WorkerState> {
         let held = |worker: &&Worker| self.pools[worker.pool].holds_device;

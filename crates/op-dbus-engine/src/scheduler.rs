@@ -65,7 +65,7 @@ pub(crate) struct Scheduler {
     reserve: Condvar,
     /// Signalled when the engine stops or unloads: what a worker waits on between two tries to load.
     stop: Condvar,
-    /// Notified when a worker was lost, loaded, unloaded or ended, or has done what it was asked for.
+    /// Notified when a worker was lost, loaded, unloaded, moved or ended, or has done what it was asked for.
     changed: Notify,
 }
 

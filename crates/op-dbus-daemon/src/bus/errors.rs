@@ -34,7 +34,7 @@ fn name(error: &Error) -> ErrorName {
         Error::Provider(_) => ErrorName::ProviderUnavailable,
         Error::Model(error) => model(error),
         Error::Tokenizer { .. } => ErrorName::ModelCorrupt,
-        Error::Busy { .. } | Error::Fault(_) => ErrorName::Failed,
+        Error::Busy { .. } | Error::Replaced { .. } | Error::Fault(_) => ErrorName::Failed,
         Error::Backend(error) => backend(error),
         Error::Engine(error) => engine(error),
         Error::Load(shared) | Error::InForce(shared) => name(shared),

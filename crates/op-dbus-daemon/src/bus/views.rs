@@ -97,7 +97,6 @@ fn damaged(error: op_dbus_models::Error) -> Dictionary {
 /// beside another one, and for a model beside the one in force.
 pub fn providers(service: &Service) -> Vec<Dictionary> {
     let (now, loaded) = (service.now(), service.loaded());
-    let (asked, passed_over) = (now.settings().execution_provider, now.fallback_reason());
     let (lost, there): (Vec<_>, Vec<_>) =
         loaded.into_iter().partition(|served| served.engine.refusal().is_some());
     let workers = there.iter().flat_map(|served| served.engine.descriptions());
@@ -109,15 +108,11 @@ pub fn providers(service: &Service) -> Vec<Dictionary> {
                 devices.push(worker.device.clone());
             }
         }
-        let active = (!devices.is_empty()).then_some(*provider);
-        let lost = lost.iter().find(|served| active.is_none() && served.provider == *name);
+        let lost = lost.iter().find(|served| served.provider == *name);
         let reason = match lost.and_then(|served| served.engine.refusal()) {
+            _ if !devices.is_empty() => None,
             Some(why) => Some(why.to_string()),
-            // It was tried, and is not to be told as one that was not.
-            None if active.is_none() && *provider == asked && !passed_over.is_empty() => {
-                Some(passed_over.clone())
-            }
-            None => unavailable(*provider, &now.loaded, active),
+            None => unavailable(*provider, &now.loaded, now.refused(*provider)),
         };
         HashMap::from([
             ("name", (*name).into()),
@@ -139,7 +134,7 @@ fn aliases(name: &str) -> &'static [&'static str] {
 
 /// The devices that were read, and which of them compute now.
 pub fn devices(service: &Service, known: Vec<Device>) -> Vec<Dictionary> {
-    let engines = service.loaded().into_iter();
+    let engines = service.with_workers().into_iter();
     let workers = engines.flat_map(|served| served.engine.descriptions());
     let workers = workers.map(|worker| worker.description);
     let computing: Vec<_> = workers.map(|worker| (worker.provider, worker.device)).collect();
@@ -182,7 +177,7 @@ pub fn status(service: &Service) -> Dictionary {
     let facts = Facts::of(now);
     let (given_back, kept) = (service.given_back(), service.kept());
     let since = now.since.duration_since(UNIX_EPOCH).unwrap_or_default();
-    let workers = service.loaded().into_iter().flat_map(|served| {
+    let workers = service.with_workers().into_iter().flat_map(|served| {
         let of = |status: &WorkerStatus| worker(&served.model, status);
         served.engine.descriptions().iter().map(of).collect::<Vec<_>>()
     });

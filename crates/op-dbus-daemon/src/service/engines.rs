@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use futures_util::future::join_all;
 use op_dbus_api::ErrorName;
-use op_dbus_engine::{Cache, EngineConfig, Ledger, MemoryUse, Snapshot, Stats};
+use op_dbus_engine::{Cache, EngineConfig, Ledger, MemoryUse, Presence, Snapshot, Stats};
 use tokio::sync::watch;
 
 use super::Service;
@@ -136,6 +136,19 @@ impl Service {
         others.retain(is_other);
         others.sort_by(|a, b| a.model.cmp(&b.model));
         in_force.into_iter().chain(others).collect()
+    }
+
+    /// As [`Service::loaded`], and behind them those that new calls do not find and that have their workers: they end
+    /// calls that came before a change, as of a source that is slow to go on, or are about to be found.
+    pub fn with_workers(&self) -> Vec<Arc<Served>> {
+        let mut engines = self.loaded();
+        let mut others = self.engines();
+        others.retain(|one| {
+            let is_away = matches!(one.engine.presence(), Presence::Unloaded(_));
+            !is_away && !engines.iter().any(|it| Arc::ptr_eq(it, one))
+        });
+        engines.append(&mut others);
+        engines
     }
 
     /// A call or a job ended with this error. It is counted by the last word of its name, as in `too-long`.

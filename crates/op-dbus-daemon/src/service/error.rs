@@ -72,6 +72,14 @@ pub enum Error {
         /// What is wrong.
         source: TokenizerError,
     },
+    /// A provider is looked for that serves the model as before, and the store has another one under its name.
+    #[error(
+        "the store has another {model} by now than the one that serves; reload the service to take it up"
+    )]
+    Replaced {
+        /// The name.
+        model: String,
+    },
     /// The model has other dimensions than the settings demand.
     #[error(
         "{model} has {found} dimensions, and expect_dimensions is {expected} ({origin}); ask for \

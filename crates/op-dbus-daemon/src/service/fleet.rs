@@ -9,7 +9,7 @@ use futures_util::future::{BoxFuture, FutureExt, OptionFuture, Shared};
 use op_dbus_engine::Anteroom;
 
 use super::engines::Engines;
-use super::load::{Before, Tries};
+use super::load::{Before, Refused, Tries};
 use super::now::{Phase, loading};
 use super::served::{Choice, Served};
 use super::{Error, Means, blocking, load, provider};
@@ -107,6 +107,8 @@ pub(super) struct Fleet {
     engines: Arc<Engines>,
     /// What waits for a model beside the one in force.
     pub(super) anteroom: Anteroom,
+    /// Why providers do not work that were tried under these settings.
+    pub(super) refused: Arc<Refused>,
     entries: Mutex<HashMap<Choice, Entry>>,
 }
 
@@ -115,7 +117,8 @@ impl Fleet {
     pub(super) fn new(loaded: Arc<Loaded>, means: Means, engines: Arc<Engines>) -> Arc<Self> {
         let limits = load::limits(&loaded.settings);
         let anteroom = Anteroom::new(&limits, engines.ledger.clone());
-        Arc::new(Self { loaded, means, engines, anteroom, entries: Mutex::default() })
+        let (refused, entries) = Default::default();
+        Arc::new(Self { loaded, means, engines, anteroom, refused, entries })
     }
 
     /// That the model is being loaded here.
@@ -232,17 +235,21 @@ impl Fleet {
     /// for it any more.
     fn start(&self, choice: Choice, purpose: Purpose<'_>) -> (Load, Arc<OnceLock<Instant>>) {
         let (loaded, means) = (self.loaded.clone(), self.means.clone());
-        let tries = purpose.tries(&loaded);
-        let engines = self.engines.clone();
+        let tries = Arc::new(purpose.tries(&loaded));
+        let (engines, refused) = (self.engines.clone(), self.refused.clone());
         let ended = Arc::<OnceLock<Instant>>::default();
         let tells_end = ended.clone();
         let load = async move {
-            let may_hold_device = tries.may_hold_device();
+            let (of, under) = (tries.clone(), loaded.clone());
+            let may_hold_device = blocking("disk", move || of.may_hold_device(&under)).await;
+            // Without a thread for that there is none to load with either.
+            let may_hold_device = may_hold_device.unwrap_or(true);
             let waiting = OptionFuture::from(may_hold_device.then(|| engines.taking()));
             let _taking = waiting.await;
             let entered = engines.clone();
             let work = move || {
-                let end = load::load(&choice, &tries, &loaded, (&means, entered.config()));
+                let with = (&means, entered.config());
+                let end = load::load(&choice, &tries, &loaded, with, &refused);
                 end.map(|served| entered.enter(served)).map_err(Arc::new)
             };
             let end = blocking("load", work).await.map_err(Arc::new).flatten();

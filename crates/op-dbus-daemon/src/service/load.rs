@@ -2,6 +2,7 @@
 
 mod draft;
 mod explained;
+mod refused;
 
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -22,6 +23,8 @@ use crate::settings::options::fleet;
 use crate::settings::{CpuEngine, Loaded, Offload, Precision, Provider, Settings};
 use draft::{Draft, installed, simulated};
 use explained::{explained, with_origin};
+
+pub(super) use refused::Refused;
 
 /// What the CPU computes in what an accelerator is compared with, and beside one.
 const REFERENCE_PRECISION: Precision = Precision::F32;
@@ -52,9 +55,11 @@ pub(super) struct Before {
 }
 
 impl Tries {
-    /// Whether one of them may hold a device, which a sleep of the machine takes away.
-    pub(super) fn may_hold_device(&self) -> bool {
-        self.providers.iter().any(|provider| holds_device(*provider))
+    /// Whether one of them may hold a device, which a sleep of the machine takes away. Looks for its libraries on
+    /// the disk: one that can't be tried takes none.
+    pub(super) fn may_hold_device(&self, loaded: &Loaded) -> bool {
+        let may_be_tried = |provider| provider::host(provider, loaded, None).is_ok();
+        self.providers.iter().any(|provider| holds_device(*provider) && may_be_tried(*provider))
     }
 }
 
@@ -63,7 +68,8 @@ fn holds_device(provider: Provider) -> bool {
 }
 
 /// Loads a model and starts its workers on the first provider of `tries` that works; blocks until they have
-/// proved themselves. Its engine is made with `config`, but for what the settings say.
+/// proved themselves. Its engine is made with `config`, but for what the settings say. Why providers that were
+/// tried do not work goes to `refused`.
 ///
 /// # Errors
 /// What stands in the way: the provider, the model, the runtime, the dimensions, the workers.
@@ -72,6 +78,7 @@ pub(super) fn load(
     tries: &Tries,
     loaded: &Loaded,
     (means, config): (&Means, EngineConfig),
+    refused: &Refused,
 ) -> Result<Served, Error> {
     let settings = &loaded.settings;
     let draft = match settings.cpu_engine {
@@ -81,17 +88,16 @@ pub(super) fn load(
     draft.check_dimensions(loaded)?;
     let replaced = tries.before.as_ref().filter(|before| before.record != draft.record);
     if replaced.is_some_and(|before| !before.may_go) {
-        let message = format!(
-            "the store has another {} by now than the one that serves; reload the service to take it up",
-            draft.model
-        );
-        tracing::warn!(model = draft.model, "no better provider is taken: {message}");
-        return Err(BackendError::Load { kind: LoadErrorKind::Other, message }.into());
+        return Err(Error::Replaced { model: draft.model });
     }
     let mut refusals = tries.refusals.clone();
     for &provider in &tries.providers {
         let started = match provider::host(provider, loaded, draft.own_graph()) {
-            Ok(host) => start_trusted(&draft, host, loaded, (means, &config)),
+            Ok(host) => {
+                let end = start_trusted(&draft, host, loaded, (means, &config));
+                refused.note(provider, &end);
+                end
+            }
             Err(missing) => Err(Error::Provider(missing)),
         };
         match started {
@@ -318,6 +324,7 @@ fn served(
         fallback_reason,
         load_is_told: AtomicBool::new(false),
         fallback_is_told: AtomicBool::new(false),
+        replaced_is_told: AtomicBool::new(false),
         provider: first.provider,
         precision: first.precision,
         engine_name: first.engine,

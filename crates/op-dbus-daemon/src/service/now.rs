@@ -11,7 +11,7 @@ use super::fleet::Fleet;
 use super::memory::told;
 use super::served::{Choice, Served};
 use super::{Error, provider};
-use crate::settings::{CpuEngine, Loaded, Settings};
+use crate::settings::{CpuEngine, Loaded, Provider, Settings};
 
 /// Where the service is in its life.
 #[derive(Clone)]
@@ -81,6 +81,15 @@ impl Now {
     /// Why another provider runs than was asked for; empty where that is not so.
     pub fn fallback_reason(&self) -> String {
         self.served().map(|served| served.fallback_reason.clone()).unwrap_or_default()
+    }
+
+    /// Why `provider` does not compute, if it was tried: what it was refused for last, or lost before another one
+    /// took over.
+    pub fn refused(&self, provider: Provider) -> Option<String> {
+        let is_asked_for = provider == self.settings().execution_provider;
+        let passed_over =
+            || Some(self.fallback_reason()).filter(|why| is_asked_for && !why.is_empty());
+        self.fleet.refused.of(provider).or_else(passed_over)
     }
 
     /// Whether the settings name a provider to come after that of `served`.

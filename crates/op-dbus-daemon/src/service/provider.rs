@@ -337,18 +337,15 @@ pub(super) fn none_left(settings: &Settings, refusals: &[String]) -> String {
     }
 }
 
-/// Why `provider` does not compute here now; `None` when it does, or could at once.
-pub fn unavailable(
-    provider: Provider,
-    loaded: &Loaded,
-    active: Option<Provider>,
-) -> Option<String> {
-    if active == Some(provider) || provider == Provider::Cpu {
-        return None;
+/// Why `provider`, which does not compute now, could not at once; `None` when it could. Where it was tried that is
+/// what it was `refused` for, unless by now it is known without a try.
+pub fn unavailable(provider: Provider, loaded: &Loaded, refused: Option<String>) -> Option<String> {
+    if provider == Provider::Cpu {
+        return refused;
     }
-    // What was found out of it when it was tried may be otherwise by now.
     let idle = || format!("{provider} does not compute now; `op-dbus doctor {provider}` tries it");
-    Some(host(provider, loaded, None).map_or_else(|missing| missing, |_| idle()))
+    let tried = |_| refused.unwrap_or_else(idle);
+    Some(host(provider, loaded, None).map_or_else(|missing| missing, tried))
 }
 
 #[cfg(test)]
@@ -372,11 +369,13 @@ mod tests {
     fn what_is_there_and_idle_is_left_to_who_tries_it() {
         let mut loaded = Settings::load(&Sources::under("/nowhere")).unwrap();
         loaded.settings.runtime = Some("/own.so".into());
-        assert_eq!(
-            unavailable(Provider::WebGpu, &loaded, Some(Provider::Cpu)).unwrap(),
-            "webgpu does not compute now; `op-dbus doctor webgpu` tries it"
-        );
-        assert_eq!(unavailable(Provider::WebGpu, &loaded, Some(Provider::WebGpu)), None);
+        let idle = unavailable(Provider::WebGpu, &loaded, None).unwrap();
+        assert_eq!(idle, "webgpu does not compute now; `op-dbus doctor webgpu` tries it");
+        let refused = Some("webgpu has no device".to_owned());
+        assert_eq!(unavailable(Provider::WebGpu, &loaded, refused.clone()), refused);
+        loaded.settings.runtime = None;
+        let missing = unavailable(Provider::WebGpu, &loaded, refused).unwrap();
+        assert!(missing.contains("runtime pull"), "{missing}");
     }
 
     #[test]

@@ -152,6 +152,13 @@ impl Service {
             }
             match now.fleet.get_better(&fallback).await {
                 Ok(better) => self.take(better, &fallback).await,
+                // It is looked for every few minutes until somebody reloads.
+                Err(error)
+                    if matches!(*error, Error::Replaced { .. })
+                        && !fallback.replaced_is_told.swap(true, Ordering::Relaxed) =>
+                {
+                    warn!(model = fallback.model, "no better provider is taken: {error}");
+                }
                 Err(error) => debug!(%error, model = fallback.model, "no better provider works"),
             }
         }

@@ -68,6 +68,9 @@ pub struct Served {
     pub fallback_reason: String,
     /// Set once that was told.
     pub(super) fallback_is_told: AtomicBool,
+    /// Set once the journal was told that the store has another model under its name, which keeps it from a better
+    /// provider.
+    pub(super) replaced_is_told: AtomicBool,
     /// Execution provider that computes, as the workers report it.
     pub provider: String,
     /// Precision of the arithmetic.

@@ -10,6 +10,7 @@ use std::path::Path;
 
 use figment::value::{Dict, Value};
 use op_dbus_engine::sim::Faults;
+use serde_json::{Map, Value as Json};
 
 use super::Settings;
 use super::check::{Wrong, ask, not_texts};
@@ -226,7 +227,7 @@ pub(super) fn check(provider: &str, table: &Dict) -> Result<Dict, Vec<Wrong>> {
             ("options", None) => {
                 let own = value.as_dict().into_iter().flat_map(Dict::keys);
                 own.filter_map(|key| misplaced(provider, key)).for_each(wrong);
-                mistakes.extend(not_texts(&place, value));
+                mistakes.extend(not_texts(&place, value).or_else(|| no_object(provider, value)));
                 right.insert(key.clone(), value.clone());
             }
             (_, None) => wrong(unknown(provider, key)),
@@ -234,6 +235,20 @@ pub(super) fn check(provider: &str, table: &Dict) -> Result<Dict, Vec<Wrong>> {
     }
     right.insert("checked".to_owned(), Value::from(checked));
     if mistakes.is_empty() { Ok(right) } else { Err(mistakes) }
+}
+
+/// Why OpenVINO's own configuration, which is one text among its options, is none: its worker would say so.
+fn no_object(provider: &str, options: &Value) -> Option<Wrong> {
+    const KEY: &str = "load_config";
+    let said = options.as_dict().filter(|_| provider == "openvino")?.get(KEY)?;
+    let error = serde_json::from_str::<Map<String, Json>>(said.as_str()?).err()?;
+    let path = format!("providers.{provider}.options.{KEY}");
+    let message = format!(
+        "{path} = {} is not accepted, since it is no object in JSON ({error}); write one such as \
+         {{\"CPU\": {{\"NUM_STREAMS\": \"2\"}}}}",
+        show(said)
+    );
+    Some((path, message))
 }
 
 /// Why an option does not belong among those in the provider's own words.

@@ -3,14 +3,52 @@
 use std::time::Duration;
 
 use super::{WORKER_REPLACED_MESSAGE_ID, Worker};
-use crate::backend::Gone;
+use crate::backend::{BackendError, Gone};
 use crate::error::is_same_news;
 use crate::proof::load_again;
 use crate::roster::Loaded;
+use crate::scheduler::Entry;
 
 const BACKOFF_MAX: Duration = Duration::from_secs(30);
 
 impl Worker {
+    /// A text has no numbers for values that had failed before: it may be beyond what the precision holds, so that a
+    /// new backend would compute no more of it. One that computes the engine's own text stays.
+    ///
+    /// # Errors
+    /// The backend is lost.
+    pub(super) fn has_no_numbers(
+        &mut self,
+        batch: &mut Vec<Entry>,
+        error: BackendError,
+    ) -> Result<(), BackendError> {
+        if self.prove().is_err() {
+            return self.lose(batch, error);
+        }
+        self.fail(batch, &error);
+        Ok(())
+    }
+
+    /// A batch was lost, and the backend with it.
+    pub(super) fn lose(
+        &mut self,
+        batch: &mut Vec<Entry>,
+        error: BackendError,
+    ) -> Result<(), BackendError> {
+        self.shared.scheduler.put_back(&mut self.ahead.batch);
+        self.fail(batch, &error);
+        Err(error)
+    }
+
+    /// A batch was lost, which counts against the worker.
+    fn fail(&self, batch: &mut Vec<Entry>, error: &BackendError) {
+        let (scheduler, worker) = (&self.shared.scheduler, self.place.index);
+        // Before anybody is told, who asks then whether there is hope.
+        let failed_on = batch.iter().find_map(|entry| entry.failed_on);
+        scheduler.change(|roster| roster.lost_batch(worker, failed_on, error));
+        scheduler.try_again(worker, batch, error);
+    }
+
     /// Makes a new backend, however long it takes, unless it is not to have one any more; false if the
     /// engine stops meanwhile. Other workers are not held up: the waiting is done on this thread.
     pub(super) fn replace(&mut self) -> bool {

@@ -190,6 +190,11 @@ impl Scheduler {
         self.presence()
     }
 
+    /// Waits until the devices that the workers compute on are others than `known`.
+    pub async fn devices_other_than(&self, known: &[String]) {
+        self.until(|state| !state.roster.on().eq(known)).await;
+    }
+
     /// Whether a text of the engine's own would only tell what is known: no worker is to have a
     /// backend, or all are on their way, be it in place of a lost one.
     pub fn is_away(&self) -> bool {

@@ -333,16 +333,19 @@ impl Backend for Moving {
     }
 }
 
-#[tokio::test]
-async fn the_device_of_a_check_is_told_as_that_of_a_batch() {
-    let factory: BackendFactory = Box::new(|_| {
+fn moving() -> BackendFactory {
+    Box::new(|_| {
         let sim = SimBackend::new(model().dimensions);
         let description = Description { device: String::new(), ..sim.description().clone() };
         Ok(Box::new(Moving(sim, description)))
-    });
+    })
+}
+
+#[tokio::test]
+async fn the_device_of_a_check_is_told_as_that_of_a_batch() {
     let config = EngineConfig { idle_check: Duration::from_millis(2), ..config(Limits::default()) };
     let engine =
-        Engine::start(Tokenizer::bytes(INPUT_MAX), model(), pools(factory, 1), config).unwrap();
+        Engine::start(Tokenizer::bytes(INPUT_MAX), model(), pools(moving(), 1), config).unwrap();
     let device = || engine.descriptions().remove(0).description.device;
     let moves = async {
         while device() != "sim:1" {
@@ -350,4 +353,17 @@ async fn the_device_of_a_check_is_told_as_that_of_a_batch() {
         }
     };
     tokio::time::timeout(Duration::from_secs(60), moves).await.expect("nobody calls");
+}
+
+#[tokio::test]
+async fn who_waits_for_a_worker_to_move_is_told() {
+    let engine = start(moving(), Limits::default(), 1);
+    let known = engine.devices();
+    assert_eq!(known, ["sim:0"]);
+    let moved = engine.devices_other_than(&known);
+    let moved = tokio::time::timeout(Duration::from_secs(60), moved);
+    let (moved, reply) = tokio::join!(moved, engine.embed(call(1, &["a"])));
+    moved.expect("nobody tells of it");
+    reply.unwrap();
+    assert_eq!(engine.devices(), ["sim:1"]);
 }

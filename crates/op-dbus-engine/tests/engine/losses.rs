@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use op_dbus_engine::sim::Faults;
 use op_dbus_engine::{
-    BackendError, BackendFactory, BatchLimits, Engine, Error, Limits, Pool, Tokenizer,
+    Backend, BackendError, BackendFactory, BatchLimits, Engine, Error, Limits, Pool, Tokenizer,
 };
 
 use crate::around::around;
@@ -101,6 +101,46 @@ async fn a_text_that_is_lost_once_by_the_device_itself_gives_nobody_up() {
     // The one that it is lost with the second time fails.
     assert!(engine.embed(call(1, &texts)).await.is_err());
     assert!(!engine.is_failing());
+}
+
+/// Backends that can't hold the values of "!".
+fn overflows(_: usize) -> Result<Box<dyn Backend>, BackendError> {
+    Ok(around(sim(Faults::default())?, |sim, batch, out| {
+        sim.run(batch, out)?;
+        if batch.ids.contains(&i32::from(b'!')) {
+            out.fill(f32::NAN);
+        }
+        Ok(())
+    }))
+}
+
+/// Another backend of this kind makes no more of it.
+#[tokio::test]
+async fn a_text_without_numbers_costs_one_worker_and_gives_the_pool_up() {
+    let engine = replaceable(Box::new(overflows));
+    let error = engine.embed(call(1, &["!"])).await.unwrap_err();
+    assert!(matches!(error, Error::WorkerFailed(BackendError::Lost(_))), "{error:?}");
+    assert!(engine.is_failing(), "it is for whoever takes the place of these workers");
+    let alone = start(Box::new(overflows), Limits::default(), 1);
+    for _ in 0..2 {
+        alone.embed(call(1, &["!"])).await.unwrap_err();
+        assert_eq!(alone.embed(call(1, &["a"])).await.unwrap().vectors, expected("a"));
+    }
+    assert_eq!(alone.stats().worker_restarts, 2, "more than one for each text");
+}
+
+/// Two of these workers are given up for it, and the third computes for all others.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_text_that_two_of_three_workers_lose_fails_alone() {
+    let faults = Faults { die_on_token: Some(i32::from(b'!')), ..Faults::default() };
+    let factory: BackendFactory = Box::new(move |_| sim(faults.clone()));
+    let pool = Pool { losses_max: Some(2), workers: 3, ..Pool::new(factory) };
+    let config = config(Limits::default());
+    let engine = Engine::start(Tokenizer::bytes(INPUT_MAX), model(), vec![pool], config).unwrap();
+    let error = engine.embed(call(1, &["!"])).await.unwrap_err();
+    assert!(matches!(error, Error::WorkerFailed(BackendError::Lost(_))), "{error:?}");
+    assert!(!engine.is_failing());
+    embed(&engine, 8).await.unwrap();
 }
 
 /// What both fail is the text's fault.

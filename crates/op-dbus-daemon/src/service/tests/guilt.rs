@@ -273,8 +273,19 @@ async fn a_better_provider_takes_no_other_model_up() {
     assert_eq!(provider, "cpu");
     import_anew(&root, 8);
     away.store(false, Ordering::SeqCst);
-    service.improve().await;
-    assert_eq!(in_force(&service), ("cpu".to_owned(), tokens));
+    let log = tempfile::NamedTempFile::new().unwrap();
+    let writer = Arc::new(log.reopen().unwrap());
+    let subscriber = tracing_subscriber::fmt().with_env_filter("op_dbus_daemon=debug");
+    let told = tracing::subscriber::set_default(subscriber.with_writer(writer).finish());
+    for _ in 0..2 {
+        service.improve().await;
+        assert_eq!(in_force(&service), ("cpu".to_owned(), tokens));
+    }
+    drop(told);
+    let log = std::fs::read_to_string(log.path()).unwrap();
+    let lines = |about: &str| log.lines().filter(|line| line.contains(about)).count();
+    assert_eq!(lines("has another tiny by now"), 2, "{log}");
+    assert_eq!(lines("no better provider is taken"), 1, "{log}");
     service.reload().await.unwrap();
     assert_eq!(in_force(&service), ("ggml".to_owned(), tokens - 8));
 }

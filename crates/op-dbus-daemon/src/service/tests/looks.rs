@@ -11,11 +11,11 @@ fn device(away: &Arc<AtomicBool>, tries: &Arc<AtomicUsize>) -> Spawner {
         let (provider, dimensions) = (blueprint.host.provider, blueprint.dimensions);
         Box::new(move |_| {
             let is_away = provider == Provider::Ggml && away.load(Ordering::SeqCst);
-            if provider == Provider::Ggml {
-                tries.fetch_add(1, Ordering::SeqCst);
-            }
+            let is_ggml = usize::from(provider == Provider::Ggml);
+            let before = tries.fetch_add(is_ggml, Ordering::SeqCst);
             if is_away {
-                let (kind, message) = (LoadErrorKind::ProviderUnavailable, "away".to_owned());
+                let message = format!("away at try {before}");
+                let kind = LoadErrorKind::ProviderUnavailable;
                 return Err(BackendError::Load { kind, message });
             }
             Ok(Box::new(SimBackend::of(&provider.to_string(), dimensions)) as Box<dyn Backend>)
@@ -56,4 +56,23 @@ async fn an_unloaded_model_that_a_look_passed_over_has_its_turn_once_it_is_loade
     let is_back = tokio::time::timeout(Duration::from_secs(60), is_back).await;
     drop(is_back.expect("it waits for the next look").unwrap());
     assert_eq!(embed(&service, "a").await.unwrap(), "ggml");
+}
+
+/// What a look, or a start, has found of those that do not compute.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_provider_was_refused_for_last_is_kept_until_it_works() {
+    let (away, tries) = (Arc::new(AtomicBool::new(true)), Arc::default());
+    let root = tempfile::tempdir().unwrap();
+    let service = service(&root, device(&away, &tries));
+    service.start().await;
+    let refused = || service.now().refused(Provider::Ggml);
+    let first = refused().unwrap();
+    assert!(first.contains("away at try"), "{first}");
+    assert_eq!(service.now().refused(Provider::Cpu), None);
+    service.improve().await;
+    let last = refused().unwrap();
+    assert!(last.contains("away at try") && last != first, "{last} is the first refusal");
+    away.store(false, Ordering::SeqCst);
+    service.improve().await;
+    assert_eq!(refused(), None);
 }

@@ -75,3 +75,25 @@ async fn who_asks_for_an_unload_is_told_what_is_not_gone() {
     drop(held);
     service.unload().await.unwrap();
 }
+
+/// `auto` would take a GPU, of which no library is there.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_level_that_no_device_can_compute_is_loaded_during_a_sleep() {
+    let (_root, _, service) = started(&[("execution_provider", "auto")]).await;
+    service.sleep().await;
+    let call = embed(&service, Some(Level::High));
+    let call = tokio::time::timeout(Duration::from_secs(60), call).await;
+    assert_eq!(call.expect("it waits for a device").unwrap(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn engines_that_the_traffic_has_left_are_told_of_while_they_have_workers() {
+    let (_root, _, service) = started(&[]).await;
+    let left = service.serving(None, None).await.unwrap();
+    service.set_level(Level::Low).await.unwrap();
+    let is_told = || service.with_workers().iter().any(|it| Arc::ptr_eq(it, &left));
+    assert!(is_told() && service.with_workers().len() == 2);
+    assert!(!Arc::ptr_eq(&service.with_workers()[0], &left), "what is in force comes first");
+    left.engine.unload().await;
+    assert!(!is_told());
+}

@@ -137,6 +137,25 @@ fn every_mistake_in_a_table_is_told_with_what_is_right() {
     }
 }
 
+/// The worker that is told it would be refused, and the next provider taken.
+#[test]
+fn openvinos_own_configuration_is_an_object_in_json() {
+    let of = |said: &str| {
+        let table = format!("[providers.openvino.options]\nload_config = '{said}'\n");
+        Tree::new(&[(MAIN, &table)])
+    };
+    for said in ["/etc/openvino.json", "[]", r#"{"CPU": }"#] {
+        let text = of(said).mistakes();
+        let expected =
+            "/etc/op-dbus/config.toml, line 2: providers.openvino.options.load_config = ";
+        assert!(text.contains(expected) && text.contains("no object in JSON"), "{text}");
+    }
+    of(r#"{"CPU": {"NUM_STREAMS": "2"}}"#).loaded();
+    // Others may call anything so.
+    let other = "[providers.ggml.options]\nload_config = \"/etc/ggml\"\n";
+    Tree::new(&[(MAIN, other)]).loaded();
+}
+
 #[test]
 fn shapes_that_contradict_each_other_are_refused_with_their_file() {
     let tree =
