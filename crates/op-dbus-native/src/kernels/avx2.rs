@@ -81,6 +81,11 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    unsafe fn prefetch(from: *const u8) {
+        _mm_prefetch::<_MM_HINT_T0>(from.cast());
+    }
+
+    #[inline(always)]
     unsafe fn sum(value: __m256) -> f32 {
         let half = _mm_add_ps(_mm256_castps256_ps128(value), _mm256_extractf128_ps::<1>(value));
         let quarter = _mm_add_ps(half, _mm_movehl_ps(half, half));

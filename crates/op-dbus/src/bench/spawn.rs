@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use nix::sys::prctl;
 use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::{Id, WaitPidFlag, waitid};
 use nix::unistd::{Pid, getpid, getppid};
 use op_dbus_daemon::settings::Bus;
 use tempfile::TempDir;
@@ -25,9 +26,22 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(10);
 pub struct PrivateService {
     address: String,
     daemon: Child,
-    /// Dropped after the daemon.
-    _bus: Child,
+    bus: Child,
     _folder: TempDir,
+}
+
+impl Drop for PrivateService {
+    fn drop(&mut self) {
+        for child in [&mut self.daemon, &mut self.bus] {
+            let pid = child.id().and_then(|pid| i32::try_from(pid).ok());
+            child.start_kill().ok();
+            // The folder goes next, and would stay if they still wrote in it.
+            if let Some(pid) = pid {
+                let ended = WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT;
+                waitid(Id::Pid(Pid::from_raw(pid)), ended).ok();
+            }
+        }
+    }
 }
 
 impl PrivateService {
@@ -59,7 +73,7 @@ impl PrivateService {
         }
         end_with_us(&mut command);
         let daemon = command.spawn().map_err(|error| cannot("start the service", &error))?;
-        let mut started = Self { address, daemon, _bus: bus, _folder: folder };
+        let mut started = Self { address, daemon, bus, _folder: folder };
         started.wait().await?;
         Ok(started)
     }

@@ -10,6 +10,7 @@ pub const TRIALS: &[Trial] = &[
         bar: "refused before anything is copied",
         how: How::Tests(&[
             "tests::imports::links_may_not_leave_the_folder",
+            "place::folder::tests::a_link_that_is_laid_between_a_look_and_the_opening_is_not_followed",
             "own_graphs::a_graph_whose_data_lie_elsewhere_is_not_imported",
             "tests::hostile::damaged_exports_do_no_harm",
         ]),
@@ -104,6 +105,7 @@ pub const TRIALS: &[Trial] = &[
         bar: "refused before it is installed",
         how: How::Tests(&[
             "place::tests::an_archive_may_not_have_a_name_twice",
+            "place::tests::an_archive_may_not_have_several_names_of_a_file",
             "place::tests::an_archive_may_not_unfold_without_bound",
             "tests::imports::an_archive_may_not_lead_out_of_itself",
             "tests::pulls::slices_may_not_grow_without_bound",
