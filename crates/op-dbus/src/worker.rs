@@ -6,10 +6,13 @@
 mod sandbox;
 
 use std::ffi::{CStr, OsString};
+use std::io;
+use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 
 use clap::Parser;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::sys::prctl;
 use nix::sys::signal::Signal;
@@ -136,6 +139,10 @@ pub fn run(args: Args) -> ExitCode {
     if let Err(error) = prctl::set_pdeathsig(Signal::SIGKILL) {
         tracing::warn!(%error, "the worker may outlive a killed daemon by one batch");
     }
+    // Had the daemon ended before that, nothing would tell us, and we would make anew what is cleared away after it.
+    if has_hung_up() {
+        return ExitCode::FAILURE;
+    }
     // Of the daemon and its workers the kernel is to end a worker when memory runs out: that costs one
     // batch, which is computed again, where the daemon would take every call with it.
     if let Err(error) = std::fs::write("/proc/self/oom_score_adj", OOM_SCORE_ADJ) {
@@ -155,6 +162,15 @@ pub fn run(args: Args) -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// Whether nobody is left at the other end of standard input.
+fn has_hung_up() -> bool {
+    let stdin = io::stdin();
+    let mut polled = [PollFd::new(stdin.as_fd(), PollFlags::empty())];
+    let told = poll(&mut polled, PollTimeout::ZERO);
+    told.is_ok_and(|count| count > 0)
+        && polled[0].revents().is_some_and(|told| told.contains(PollFlags::POLLHUP))
 }
 
 /// The backend that the worker process of this command line would compute with, in this process:
