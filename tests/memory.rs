@@ -163,7 +163,7 @@ async fn an_unload_waits_for_calls_that_name_a_level() -> Outcome {
     let workers = daemon.workers().await?;
     let embedder = daemon.client().embedder.clone();
     let call = tokio::spawn(async move {
-        let texts = vec!["word ".repeat(120); 64];
+        let texts = vec!["word ".repeat(120); 16];
         let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
         let level = Options::from([("level", "medium".into())]);
         embedder.embed_packed(&texts, level).await
@@ -172,7 +172,7 @@ async fn an_unload_waits_for_calls_that_name_a_level() -> Outcome {
     daemon.client().manager.unload().await?;
     assert!(!workers.iter().any(|worker| runs(*worker)), "a worker is still there");
     let (_, rows, ..) = within("the call", call).await???;
-    assert_eq!(rows, 64);
+    assert_eq!(rows, 16);
     daemon.stop().await
 }
 
