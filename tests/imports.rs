@@ -25,7 +25,6 @@ tests! {
     dense_modules_match_their_references: [Bus, Runtime],
     activations_of_dense_modules_match_their_references: [Bus, Runtime],
     an_own_graph_matches_its_references: [Bus, Runtime],
-    which_output_of_an_own_graph_it_is_can_be_said: [],
     an_imported_model_is_told_of: [Bus, Runtime],
     a_reload_takes_up_what_the_store_has_by_now: [Bus],
     a_new_worker_reads_as_much_of_a_text_as_the_one_before: [Bus] => limits_stay("native"),
@@ -193,47 +192,6 @@ async fn an_own_graph_matches_its_references() -> Outcome {
         setup.import(&folder.join("model.onnx"), &arguments).await?.success()?;
         serves(setup, "own", &format!("bert-{pooling}")).await?;
     }
-    Ok(())
-}
-
-/// A field of protobuf, of less than 128 bytes.
-fn field(number: u8, content: &[u8]) -> Vec<u8> {
-    [&[number << 3 | 2, content.len() as u8], content].concat()
-}
-
-/// Two outputs whose names tell nothing, beside the one for each token.
-async fn which_output_of_an_own_graph_it_is_can_be_said() -> Outcome {
-    let setup = store()?;
-    let (known, other) = ("last_hidden_state", "the_other_outputs");
-    let mut graph = fs::read(fixture("golden/tiny-bert/onnx/model.onnx"))?;
-    for at in 0..graph.len() - known.len() {
-        if graph[at..].starts_with(known.as_bytes()) {
-            graph[at..at + known.len()].copy_from_slice(other.as_bytes());
-        }
-    }
-    for (name, width) in [("one", 8), ("two", 4)] {
-        // `[batch, width]` of 32-bit floats; a message that comes again adds to the one before.
-        let sides = [field(1, &field(2, b"batch")), field(1, &[1 << 3, width])].concat();
-        let floats = [vec![1 << 3, 1], field(2, &sides)].concat();
-        let output = [field(1, name.as_bytes()), field(2, &field(1, &floats))].concat();
-        graph.extend(field(7, &field(12, &output)));
-    }
-    let path = setup.path("model.onnx");
-    fs::write(&path, graph)?;
-    fs::copy(fixture("golden/tiny-bert/tokenizer.json"), setup.path("tokenizer.json"))?;
-    let import = |more: &[&'static str]| {
-        let arguments = [&["--name", "own", "--max-input-tokens", "48"], more].concat();
-        let (setup, path) = (&setup, &path);
-        async move { setup.import(path, &arguments).await }
-    };
-    let refused = import(&[]).await?.stderr;
-    for part in ["one ([-1, 8])", "two ([-1, 4])", other, "say with --dimensions which it is"] {
-        assert!(refused.contains(part), "{part}: {refused}");
-    }
-    let refused = import(&["--dimensions", "9"]).await?.stderr;
-    assert!(refused.contains("the embedding of 9 dimensions in f32; found: "), "{refused}");
-    assert!(!refused.contains("--dimensions"), "{refused}");
-    import(&["--dimensions", "8"]).await?.success()?;
     Ok(())
 }
 

@@ -1,15 +1,20 @@
 //! What a graph of the user's own may ask for, and what becomes of one whose answer is of no use.
 
-use op_dbus_api::ErrorName::{ModelCorrupt, WorkerFailed};
+use std::fs;
 
-use crate::harness::Outcome;
+use op_dbus_api::ErrorName::{ModelCorrupt, WorkerFailed};
+use serde_json::Value;
+
 use crate::harness::client::refused;
+use crate::harness::daemon::Setup;
 use crate::harness::registry::tests;
+use crate::harness::{Outcome, fixture};
 use crate::native::with_graph;
 
 tests! {
     a_graph_that_cannot_be_fed_is_not_imported: [],
     a_graph_whose_data_lie_elsewhere_is_not_imported: [],
+    which_output_of_an_own_graph_it_is_can_be_said: [],
     a_graph_that_the_library_refuses_ends_nothing: [Bus, Runtime],
     a_text_without_a_finite_vector_costs_no_worker: [Bus, Runtime],
 }
@@ -165,4 +170,51 @@ async fn a_text_without_a_finite_vector_costs_no_worker() -> Outcome {
     assert_eq!(client.vectors(&["9"]).await?, expected);
     assert_eq!(client.counter("worker_restarts").await?, 0);
     daemon.stop().await
+}
+
+/// Outputs whose names tell nothing, beside the one for each token.
+async fn which_output_of_an_own_graph_it_is_can_be_said() -> Outcome {
+    let setup = Setup::sim()?;
+    let (known, other) = ("last_hidden_state", "the_other_outputs");
+    let mut graph = fs::read(fixture("golden/tiny-bert/onnx/model.onnx"))?;
+    for at in 0..graph.len() - known.len() {
+        if graph[at..].starts_with(known.as_bytes()) {
+            graph[at..at + known.len()].copy_from_slice(other.as_bytes());
+        }
+    }
+    // As wide as the one for each token, as BERT's classifier head is; and others.
+    for (name, width) in [("head", 24), ("one", 8), ("two", 4)] {
+        // A message that comes again adds to the one before.
+        graph.extend(field(7, field(12, port(name, FLOAT, &[0, width]))));
+    }
+    let path = setup.path("model.onnx");
+    fs::write(&path, graph)?;
+    fs::copy(fixture("golden/tiny-bert/tokenizer.json"), setup.path("tokenizer.json"))?;
+    let import = |more: &[&'static str]| {
+        let arguments = [&["--name", "own", "--max-input-tokens", "48"], more].concat();
+        let (setup, path) = (&setup, &path);
+        async move { setup.import(path, &arguments).await }
+    };
+    let refused = import(&[]).await?.stderr;
+    for part in ["ends in one vector per token", "--pooling", "sentence_embedding", "--dimensions"]
+    {
+        assert!(refused.contains(part), "{part}: {refused}");
+    }
+    let refused = import(&["--dimensions", "9"]).await?.stderr;
+    for part in ["the embedding of 9 dimensions in f32; found: ", "one ([-1, 8])", "two ([-1, 4])"]
+    {
+        assert!(refused.contains(part), "{part}: {refused}");
+    }
+    assert!(refused.contains(other) && !refused.contains("--dimensions"), "{refused}");
+    let width = |setup: &Setup| -> Outcome<Value> {
+        let record: Value =
+            serde_json::from_str(&fs::read_to_string(setup.path("models/own/op-dbus.json"))?)?;
+        fs::remove_dir_all(setup.path("models/own"))?;
+        Ok(record["dimensions"].clone())
+    };
+    import(&["--dimensions", "8"]).await?.success()?;
+    assert_eq!(width(&setup)?, 8);
+    import(&["--pooling", "mean"]).await?.success()?;
+    assert_eq!(width(&setup)?, 24);
+    Ok(())
 }

@@ -54,6 +54,16 @@ pub enum Error {
         /// What could be had instead.
         supported: String,
     },
+    /// The graph, or a part of it, would be larger than it may be; the model is not at fault.
+    #[error("{what} would be too large: {found}; supported: {supported}")]
+    TooLarge {
+        /// The graph, or its part.
+        what: &'static str,
+        /// How large it would be.
+        found: String,
+        /// How large it may be, and how it gets there.
+        supported: String,
+    },
     /// A Dense module can't be used.
     #[error("Dense module {number}: {source}")]
     Dense {

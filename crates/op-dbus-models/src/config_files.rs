@@ -183,6 +183,30 @@ pub(crate) fn read_family(config: &Config) -> Result<Family, Error> {
     }
 }
 
+/// Files that tell of weights which are not read.
+const OTHER_WEIGHTS: [&str; 4] = [
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+    "tf_model.h5",
+];
+
+/// The refusal of a graph that was taken because there is no `model.safetensors`: where the folder has a model of a
+/// family in other files, with what makes one of them.
+pub(crate) fn with_weights(place: &mut Place, graph: Error) -> Error {
+    let is_refusal = matches!(graph, Error::Hook { .. } | Error::Unsupported { .. });
+    let config: Option<Config> = read(place, "config.json").ok().flatten();
+    let is_of_family = config.is_some_and(|config| read_family(&config).is_ok());
+    let is_whole = place.has("modules.json") && OTHER_WEIGHTS.iter().any(|file| place.has(file));
+    match require_weights(place) {
+        Err(Error::Unsupported { found, supported }) if is_refusal && is_of_family && is_whole => {
+            let beside = format!("{found}, and beside them a graph that can't be taken ({graph})");
+            refuse(beside, supported)
+        }
+        _ => graph,
+    }
+}
+
 pub(crate) fn require_weights(place: &Place) -> Result<(), Error> {
     let supported = "the weights in one model.safetensors (sentence-transformers writes it with \
                      model.save_pretrained(path, safe_serialization=True))";
@@ -192,9 +216,10 @@ pub(crate) fn require_weights(place: &Place) -> Result<(), Error> {
     if place.has("model.safetensors") {
         return Ok(());
     }
-    let found = ["model.safetensors.index.json", "pytorch_model.bin", "tf_model.h5"];
-    match found.into_iter().find(|file| place.has(file)) {
-        Some("model.safetensors.index.json") => Err(refuse("weights in several files", supported)),
+    match OTHER_WEIGHTS.into_iter().find(|file| place.has(file)) {
+        Some(file) if file.ends_with(".index.json") => {
+            Err(refuse("weights in several files", supported))
+        }
         Some(file) => Err(refuse(format!("weights in {file} only"), supported)),
         None => Err(lacks(place, "model.safetensors")),
     }
@@ -211,20 +236,35 @@ pub(crate) fn read_pooling(
             format!("the model's own {dimensions}"),
         ));
     }
-    if pooling.include_prompt == Some(false) {
-        let found = format!("{file} with include_prompt false");
-        return Err(refuse(found, "prompts that are pooled with the text"));
-    }
-    match modes(pooling).as_slice() {
-        ["mean" | "mean_tokens"] => Ok(Pooling::Mean),
-        ["cls" | "cls_token"] => Ok(Pooling::Cls),
-        ["max" | "max_tokens"] => Ok(Pooling::Max),
-        [] => Err(refuse(format!("{file} with no pooling mode"), "one of mean, cls and max")),
-        others => Err(refuse(
+    let modes = modes(pooling);
+    match (read_done_pooling(pooling, file)?, modes.as_slice()) {
+        (Some(known), _) => Ok(known),
+        (None, []) => {
+            Err(refuse(format!("{file} with no pooling mode"), "one of mean, cls and max"))
+        }
+        (None, others) => Err(refuse(
             format!("{file} with the pooling mode {}", others.join(" and ")),
             "one of mean, cls and max",
         )),
     }
+}
+
+/// As [`read_pooling`], beside a graph that has pooled already: width and mode are those of what is in it. The mode, if
+/// it is one of ours, is no more than part of the record.
+pub(crate) fn read_done_pooling(
+    pooling: &PoolingConfig,
+    file: &str,
+) -> Result<Option<Pooling>, Error> {
+    if pooling.include_prompt == Some(false) {
+        let found = format!("{file} with include_prompt false");
+        return Err(refuse(found, "prompts that are pooled with the text"));
+    }
+    Ok(match modes(pooling).as_slice() {
+        ["mean" | "mean_tokens"] => Some(Pooling::Mean),
+        ["cls" | "cls_token"] => Some(Pooling::Cls),
+        ["max" | "max_tokens"] => Some(Pooling::Max),
+        _ => None,
+    })
 }
 
 /// The names of the pooling modes that are on, in either form.

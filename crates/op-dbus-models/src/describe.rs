@@ -5,12 +5,12 @@ use std::collections::BTreeMap;
 
 use crate::config_files::{
     Config, INPUT_TOKENS_MAX, PoolingConfig, Prompts, cuts, input_tokens, optional, positions,
-    read, read_family, read_pooling, read_prompts, read_tokenizer_limit, refuse, require,
-    require_weights,
+    read, read_done_pooling, read_family, read_pooling, read_prompts, read_tokenizer_limit, refuse,
+    require, require_weights,
 };
 use crate::import::{ImportOptions, OnnxFacts};
 use crate::model::dense_paths;
-use crate::modules::{Module, read_dense, read_modules};
+use crate::modules::{Module, dense_outputs, read_dense, read_modules, read_normalize};
 use crate::place::Place;
 use crate::{Error, Family, Pooling, transformer};
 
@@ -51,6 +51,7 @@ pub(crate) fn sentence_transformers(place: &mut Place) -> Result<Description, Er
     let pooling_file = format!("{}/config.json", modules.pooling);
     let pooling = read_pooling(&require(place, &pooling_file)?, &pooling_file, width)?;
     let dimensions = read_dense(place, &modules.dense, width)?;
+    let normalize = read_normalize(place, modules.normalize)?;
     let settings = transformer::read_settings(place)?;
     settings.check()?;
     let max_input_tokens = input_tokens(place, &config, family, settings.max_seq_length)?;
@@ -62,7 +63,7 @@ pub(crate) fn sentence_transformers(place: &mut Place) -> Result<Description, Er
     Ok(Description {
         family,
         pooling,
-        normalize: modules.normalize,
+        normalize,
         dimensions,
         max_input_tokens,
         prompts,
@@ -84,15 +85,18 @@ pub(crate) fn onnx(
 ) -> Result<Description, Error> {
     let modules: Option<Vec<Module>> = read(place, "modules.json")?;
     let modules = modules.as_deref().map(read_modules).transpose()?;
-    if modules.as_ref().is_some_and(|modules| !modules.dense.is_empty()) {
+    let dense = modules.as_ref().map_or(&[][..], |modules| &modules.dense);
+    let behind = dense_outputs(place, dense)?;
+    let holds_them = facts.pooled && is_same(behind, facts.dimensions);
+    if !dense.is_empty() && !holds_them {
         return Err(refuse(
-            "an ONNX graph with Dense modules beside it",
-            "Dense modules of a model in safetensors, or a graph that holds them itself, with a \
-             modules.json that does not list them",
+            "an ONNX graph with Dense modules beside it that it does not hold",
+            "Dense modules of a model in safetensors, or a graph that holds them itself and ends in one vector \
+             per text, of the out_features of the last",
         ));
     }
     let (path, normalize) = match &modules {
-        Some(modules) => (modules.pooling, modules.normalize),
+        Some(modules) => (modules.pooling, read_normalize(place, modules.normalize)?),
         None => ("1_Pooling", false),
     };
     let config: Option<Config> = read(place, "config.json")?;
@@ -100,6 +104,7 @@ pub(crate) fn onnx(
     let stated: Option<PoolingConfig> = read(place, &pooling_file)?;
     let width = stated.as_ref().and_then(|pooling| pooling.word_embedding_dimension);
     let width = width.or(config.as_ref().and_then(Config::width));
+    let width = if dense.is_empty() { width } else { behind };
     let dimensions = facts.dimensions.or(width).or(options.dimensions);
     let dimensions = dimensions.filter(|&dimensions| dimensions > 0);
     let Some(dimensions) = dimensions else {
@@ -108,8 +113,12 @@ pub(crate) fn onnx(
             "either of them, or --dimensions",
         ));
     };
-    let stated = stated.map(|stated| read_pooling(&stated, &pooling_file, dimensions));
-    let pooling = graph_pooling(stated.transpose()?, facts.pooled, options.pooling)?;
+    let stated = match stated {
+        Some(stated) if facts.pooled => read_done_pooling(&stated, &pooling_file)?,
+        Some(stated) => Some(read_pooling(&stated, &pooling_file, dimensions)?),
+        None => None,
+    };
+    let pooling = graph_pooling(stated, facts.pooled, options.pooling)?;
     let max_input_tokens = graph_limit(place, config.as_ref(), options)?;
     let Prompts { prompts, default_prompt_name, .. } = read_prompts(place, dimensions)?;
     let mut files = vec!["tokenizer.json".to_owned()];
@@ -132,6 +141,11 @@ pub(crate) fn onnx(
     })
 }
 
+/// Whether they are one, as far as they are stated.
+fn is_same(stated: Option<usize>, found: Option<usize>) -> bool {
+    stated.zip(found).is_none_or(|(stated, found)| stated == found)
+}
+
 /// What is stated beside the graph, what the graph leaves to do, or what is given.
 fn graph_pooling(
     stated: Option<Pooling>,
@@ -149,7 +163,8 @@ fn graph_pooling(
         (None, None) if pooled => Ok(Pooling::Mean),
         (None, None) => Err(refuse(
             "an ONNX graph that ends in one vector per token, and no 1_Pooling/config.json",
-            "a graph that ends in one vector per text, a 1_Pooling folder, or --pooling",
+            "a 1_Pooling folder, or --pooling; or a graph that ends in one vector per text, which beside one per \
+             token has the name sentence_embedding or alone the width of --dimensions",
         )),
     }
 }
@@ -159,7 +174,9 @@ fn graph_limit(
     config: Option<&Config>,
     options: &ImportOptions<'_>,
 ) -> Result<usize, Error> {
-    let own = transformer::read_settings(place)?.max_seq_length;
+    let settings = transformer::read_settings(place)?;
+    settings.check_tokens()?;
+    let own = settings.max_seq_length;
     let table = config.and_then(|config| Some((config, config.with_table()?)));
     let stated = match (options.max_input_tokens, table) {
         (Some(given), Some((config, family))) if given > positions(config, family)? => {

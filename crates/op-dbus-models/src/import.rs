@@ -61,6 +61,7 @@ pub(crate) fn bring(
 ) -> Result<Model, Error> {
     let (root, graph) = locate(source)?;
     let mut import = Import { place: Place::open(&root, MARKERS)?, dir: to.1, options };
+    let is_asked_for = graph.is_some();
     let graph = graph.or_else(|| import.graph_instead_of_weights());
     let (weights_from, weights_to, bytes_max) = match &graph {
         Some(graph) => (graph.as_str(), "model.onnx", ONNX_BYTES_MAX),
@@ -80,7 +81,12 @@ pub(crate) fn bring(
             note_layers(to.1, &mut description)?;
             description
         }
-        None => import.describe_graph(&to.1.join(weights_to))?,
+        None => {
+            import.describe_graph(&to.1.join(weights_to)).map_err(|error| match is_asked_for {
+                true => error,
+                false => config_files::with_weights(&mut import.place, error),
+            })?
+        }
     };
     for file in &description.files {
         files.push(import.copy(file, file, config_files::bytes_max(file))?);

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use serde::Deserialize;
 
 use crate::Error;
-use crate::config_files::{lacks, refuse, require};
+use crate::config_files::{lacks, read, refuse, require};
 use crate::place::Place;
 
 /// An entry of `modules.json`.
@@ -32,14 +32,14 @@ pub(crate) struct Modules<'a> {
     pub(crate) pooling: &'a str,
     /// The folders of the Dense modules, in the order in which they are applied.
     pub(crate) dense: Vec<&'a str>,
-    /// Whether a normalising module follows.
-    pub(crate) normalize: bool,
+    /// The folder of the normalising module, if one follows.
+    pub(crate) normalize: Option<&'a str>,
 }
 
 /// Takes the modules apart.
 pub(crate) fn read_modules(modules: &[Module]) -> Result<Modules<'_>, Error> {
     let classes: Vec<_> = modules.iter().map(Module::class).collect();
-    let (between, normalize) = match classes.as_slice() {
+    let (between, normalizes) = match classes.as_slice() {
         ["Transformer", "Pooling", between @ .., "Normalize"] => (between, true),
         ["Transformer", "Pooling", between @ ..] => (between, false),
         _ => (classes.as_slice(), false),
@@ -63,7 +63,40 @@ pub(crate) fn read_modules(modules: &[Module]) -> Result<Modules<'_>, Error> {
              below it",
         ));
     }
+    let normalize = modules.last().filter(|_| normalizes).map(|module| module.path.as_str());
     Ok(Modules { pooling: folders[0], dense: folders[1..].to_vec(), normalize })
+}
+
+/// The name under which sentence-transformers passes a text's vector from module to module.
+const SENTENCE: &str = "sentence_embedding";
+
+/// What is read of a normalising module's `config.json`, which it has since version 6.
+#[derive(Deserialize)]
+struct NormalizeConfig {
+    module_input_name: Option<String>,
+    module_output_name: Option<String>,
+}
+
+/// Looks at the normalising module in `folder`: whether there is one.
+///
+/// # Errors
+/// One that scales something else than the text's vector.
+pub(crate) fn read_normalize(place: &mut Place, folder: Option<&str>) -> Result<bool, Error> {
+    let Some(folder) = folder else { return Ok(false) };
+    if folder.is_empty() {
+        return Ok(true);
+    }
+    let file = format!("{folder}/config.json");
+    let Some(config) = read::<NormalizeConfig>(place, &file)? else { return Ok(true) };
+    for (key, name) in [
+        ("module_input_name", config.module_input_name),
+        ("module_output_name", config.module_output_name),
+    ] {
+        if let Some(name) = name.filter(|name| name != SENTENCE) {
+            return Err(refuse(format!("{file} with {key} {name}"), SENTENCE));
+        }
+    }
+    Ok(true)
 }
 
 /// What is read of a Dense module's `config.json`; the rest is looked at by who tries the model.
@@ -88,6 +121,14 @@ pub(crate) fn read_dense(
         require_dense_weights(place, folder)?;
     }
     Ok(width)
+}
+
+/// How many numbers a vector has behind the Dense modules in `folders`, whose work a graph has done; nothing where there
+/// are none, or the last does not say.
+pub(crate) fn dense_outputs(place: &mut Place, folders: &[&str]) -> Result<Option<usize>, Error> {
+    let Some(folder) = folders.last() else { return Ok(None) };
+    let config: Option<DenseConfig> = read(place, &format!("{folder}/config.json"))?;
+    Ok(config.map(|config| config.out_features))
 }
 
 fn require_dense_weights(place: &Place, folder: &str) -> Result<(), Error> {

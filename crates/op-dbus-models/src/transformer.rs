@@ -64,31 +64,40 @@ pub(crate) fn read_settings(place: &mut Place) -> Result<Settings, Error> {
 impl Settings {
     /// Refuses what the vectors depend on and no other file of the model says.
     pub(crate) fn check(&self) -> Result<(), Error> {
-        let file = self.file;
         let vectors = json!({ "method": "forward", "method_output_name": "last_hidden_state" });
-        for (key, found, usual) in [
-            ("transformer_task", &self.transformer_task, json!("feature-extraction")),
-            ("modality_config text", &self.modality_config["text"], vectors),
-            ("module_output_name", &self.module_output_name, json!("token_embeddings")),
-            ("processing_kwargs common", &self.processing_kwargs["common"], json!({})),
-            ("processing_kwargs text", &self.processing_kwargs["text"], json!({})),
-        ] {
-            if !found.is_null() && *found != usual {
-                return Err(refuse(format!("{file} with {key} {found}"), usual.to_string()));
-            }
-        }
-        for (key, given) in
-            [("config_args", &self.config_args), ("tokenizer_args", &self.tokenizer_args)]
+        self.usual("transformer_task", &self.transformer_task, json!("feature-extraction"))?;
+        self.usual("modality_config text", &self.modality_config["text"], vectors)?;
+        self.usual("module_output_name", &self.module_output_name, json!("token_embeddings"))?;
+        self.nothing_in("config_args", self.config_args.as_ref())?;
+        self.check_tokens()
+    }
+
+    /// Refuses what the tokens of a text depend on and no file of the tokenizer says.
+    pub(crate) fn check_tokens(&self) -> Result<(), Error> {
+        for (key, kind) in
+            [("processing_kwargs common", "common"), ("processing_kwargs text", "text")]
         {
-            let mut keys = given.iter().flat_map(Map::keys);
-            // Code of the model's own is refused where it is named.
-            if let Some(name) = keys.find(|name| *name != "trust_remote_code") {
-                return Err(refuse(
-                    format!("{file} with {name} in {key}"),
-                    "all such settings in config.json and the tokenizer's own files",
-                ));
-            }
+            self.usual(key, &self.processing_kwargs[kind], json!({}))?;
         }
-        Ok(())
+        self.nothing_in("tokenizer_args", self.tokenizer_args.as_ref())
+    }
+
+    fn usual(&self, key: &str, found: &Value, usual: Value) -> Result<(), Error> {
+        if found.is_null() || *found == usual {
+            return Ok(());
+        }
+        Err(refuse(format!("{} with {key} {found}", self.file), usual.to_string()))
+    }
+
+    fn nothing_in(&self, key: &str, given: Option<&Map<String, Value>>) -> Result<(), Error> {
+        let mut keys = given.into_iter().flat_map(Map::keys);
+        // Code of the model's own is refused where it is named.
+        match keys.find(|name| *name != "trust_remote_code") {
+            None => Ok(()),
+            Some(name) => Err(refuse(
+                format!("{} with {name} in {key}", self.file),
+                "all such settings in config.json and the tokenizer's own files",
+            )),
+        }
     }
 }

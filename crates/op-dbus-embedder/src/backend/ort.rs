@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use op_dbus_engine::{Backend, BackendError, BatchLimits, Buckets, LoadErrorKind};
+use op_dbus_engine::{Backend, BackendError, BatchLimits, Buckets};
 use op_dbus_graph::cache::{CacheKey, load_or_compile};
 use op_dbus_graph::{
     DenseFiles, Dialect, Family, ModelFiles, Precision as Computed, Recipe, Target,
@@ -42,13 +42,32 @@ pub fn load(spec: &Spec) -> Result<Box<dyn Backend>, BackendError> {
     session(spec, (graph, precision), (buckets, model.dimensions))
 }
 
+/// Why there is no graph.
+struct Refusal {
+    error: BackendError,
+    /// Whether 16 bits are too few for the model.
+    is_precision: bool,
+}
+
+impl From<BackendError> for Refusal {
+    fn from(error: BackendError) -> Self {
+        Self { error, is_precision: false }
+    }
+}
+
+impl From<Refusal> for BackendError {
+    fn from(refusal: Refusal) -> Self {
+        refusal.error
+    }
+}
+
 /// The graph in 16 bits, or in 32 where those are too few for the model; and which it is.
 fn halves(
-    mut compile: impl FnMut(Computed) -> Result<Vec<u8>, BackendError>,
+    mut compile: impl FnMut(Computed) -> Result<Vec<u8>, Refusal>,
 ) -> Result<(Vec<u8>, &'static str), BackendError> {
     match compile(Computed::F16) {
-        Err(BackendError::Load { kind: LoadErrorKind::ProviderUnavailable, message }) => {
-            tracing::warn!("the model is computed in f32: {message}");
+        Err(Refusal { error, is_precision: true }) => {
+            tracing::warn!("the model is computed in f32: {error}");
             Ok((compile(Computed::F32)?, "f32"))
         }
         graph => Ok((graph?, "f16")),
@@ -140,7 +159,7 @@ fn compiled(
     model: &Model,
     (family, precision): (Family, Computed),
     spec: &Spec,
-) -> Result<Vec<u8>, BackendError> {
+) -> Result<Vec<u8>, Refusal> {
     let recipe = Recipe {
         pooling: model::pooling(model),
         normalize: model.normalize,
@@ -160,20 +179,29 @@ fn compiled(
         let dense = model::dense(model)?;
         let dense = dense.iter().map(|(config, weights)| DenseFiles { config, weights }).collect();
         let files = ModelFiles { family, config: &config, weights: &bytes, dense };
-        op_dbus_graph::compile(&recipe, &files).map_err(|error| refused(&weights, &error))
+        let graph = op_dbus_graph::compile(&recipe, &files);
+        graph.map_err(|error| refused(&spec.provider, &weights, &error))
     };
     let (graph, built) = load_or_compile(&spec.cache_dir, &key, build)?;
     tracing::info!(model = model.name, built, "graph ready");
     Ok(graph)
 }
 
-/// Why no graph was made of the weights. That they need another precision is no damage.
-fn refused(weights: &Path, error: &op_dbus_graph::Error) -> BackendError {
+/// Why no graph was made of the weights. That they need another precision is no damage, nor is that there are too many
+/// of them: our own kernels need no graph.
+fn refused(provider: &str, weights: &Path, error: &op_dbus_graph::Error) -> Refusal {
+    let told = format!("{}: {error}", weights.display());
     match error {
         op_dbus_graph::Error::Unsupported { what: "precision", .. } => {
-            failure::unavailable(format!("{}: {error}", weights.display()))
+            Refusal { error: failure::unavailable(told), is_precision: true }
         }
-        error => failure::corrupt(weights, error),
+        op_dbus_graph::Error::TooLarge { .. } if provider == super::CPU => {
+            failure::unavailable(format!("{told}; or set cpu_engine to native")).into()
+        }
+        op_dbus_graph::Error::TooLarge { .. } => {
+            failure::unavailable(format!("{provider} does not work here: {told}")).into()
+        }
+        error => failure::corrupt(weights, error).into(),
     }
 }
 
@@ -200,12 +228,19 @@ mod tests {
             supported: "f16 up to ±65504; f32 takes this model".to_owned(),
         };
         let missing = || op_dbus_graph::Error::MissingTensor { name: "a tensor".to_owned() };
+        let too_large = |what| op_dbus_graph::Error::TooLarge {
+            what,
+            found: "much".to_owned(),
+            supported: "little".to_owned(),
+        };
         let tried = |error: Option<op_dbus_graph::Error>| {
             let mut tries = Vec::new();
             let graph = halves(|computed| {
                 tries.push(computed);
                 match (&error, computed) {
-                    (Some(error), Computed::F16) => Err(refused(Path::new("weights"), error)),
+                    (Some(error), Computed::F16) => {
+                        Err(refused("cuda", Path::new("weights"), error))
+                    }
                     _ => Ok(Vec::new()),
                 }
             });
@@ -216,5 +251,14 @@ mod tests {
         let (damaged, tries) = tried(Some(missing()));
         let corrupt = failure::corrupt(Path::new("weights"), &missing());
         assert_eq!((damaged, tries), (Err(corrupt), vec![Computed::F16]));
+        // The next provider may do with these, and 32 bits are no fewer.
+        for what in ["the compiled graph", "the table of relative position biases"] {
+            let told = format!("weights: {what} would be too large: much; supported: little");
+            let unavailable = failure::unavailable(format!("cuda does not work here: {told}"));
+            assert_eq!(tried(Some(too_large(what))), (Err(unavailable), vec![Computed::F16]));
+            let on_the_cpu = refused(super::super::CPU, Path::new("weights"), &too_large(what));
+            let unavailable = failure::unavailable(format!("{told}; or set cpu_engine to native"));
+            assert_eq!(on_the_cpu.error, unavailable);
+        }
     }
 }

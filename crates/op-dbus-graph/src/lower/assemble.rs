@@ -158,18 +158,15 @@ fn relative_bias(
     tokens_max: usize,
 ) -> Result<String, Error> {
     let heads = bias.values.len();
-    let bytes_needed = tokens_max
-        .checked_mul(tokens_max)
-        .and_then(|square| square.checked_mul(heads * 4))
-        .filter(|&bytes| bytes <= BIAS_BYTES_MAX);
-    let Some(bytes_needed) = bytes_needed else {
-        return Err(Error::Unsupported {
-            what: "max_input_tokens",
-            found: format!("{tokens_max} with {heads} heads and a relative position bias"),
-            supported: format!("a table of at most {BIAS_BYTES_MAX} bytes"),
+    let most = (BIAS_BYTES_MAX / (4 * heads.max(1))).isqrt();
+    if tokens_max > most {
+        return Err(Error::TooLarge {
+            what: "the table of relative position biases",
+            found: format!("{tokens_max} tokens with {heads} heads"),
+            supported: format!("up to {most} tokens (max_seq_length of the model)"),
         });
-    };
-    let mut bytes = Vec::with_capacity(bytes_needed);
+    }
+    let mut bytes = Vec::with_capacity(4 * heads * tokens_max * tokens_max);
     for head in 0..heads {
         for query in 0..tokens_max {
             for key in 0..tokens_max {

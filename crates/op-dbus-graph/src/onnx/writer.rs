@@ -29,6 +29,8 @@ pub(crate) struct GraphWriter {
     precision: Precision,
     /// The first operand with a value that the precision does not reach, and the value.
     beyond: Option<(String, f32)>,
+    /// Bytes of operands in 32 bits.
+    wide_bytes: usize,
 }
 
 impl GraphWriter {
@@ -40,13 +42,15 @@ impl GraphWriter {
             Precision::F16 => bytes / 2,
         };
         let bytes = Vec::with_capacity(bytes);
-        Self { bytes, nodes: Vec::new(), metadata: Vec::new(), precision, beyond: None }
+        let (nodes, metadata) = (Vec::new(), Vec::new());
+        Self { bytes, nodes, metadata, precision, beyond: None, wide_bytes: 0 }
     }
 
     /// Adds floats that are multiplied, or go with such, in the precision of the graph; given as
     /// little-endian bytes of 32-bit ones.
     pub(crate) fn operand(&mut self, name: &str, dims: &[usize], bytes: Vec<u8>) {
         if self.precision == Precision::F32 {
+            self.wide_bytes += bytes.len();
             return self.floats(name, dims, bytes);
         }
         let mut halves = Vec::with_capacity(bytes.len() / 2);
@@ -188,15 +192,23 @@ impl GraphWriter {
             ..Model::default()
         };
         append(&mut self.bytes, &model);
-        if self.bytes.len() > MODEL_BYTES_MAX {
-            return Err(Error::Unsupported {
-                what: "the size of the compiled graph",
-                found: format!("{} bytes", self.bytes.len()),
-                supported: format!("up to {MODEL_BYTES_MAX} bytes"),
-            });
-        }
+        check_size(self.bytes.len(), self.wide_bytes)?;
         Ok(self.bytes)
     }
+}
+
+/// Refuses a model that is too large for its own format. `wide` of its bytes would be half as many in 16 bits.
+fn check_size(bytes: usize, wide: usize) -> Result<(), Error> {
+    if bytes <= MODEL_BYTES_MAX {
+        return Ok(());
+    }
+    let fits_halved = bytes - wide / 2 <= MODEL_BYTES_MAX;
+    let remedy = if fits_halved { ", which it has with precision f16" } else { "" };
+    Err(Error::TooLarge {
+        what: "the compiled graph",
+        found: format!("{bytes} bytes"),
+        supported: format!("up to {MODEL_BYTES_MAX} bytes{remedy}"),
+    })
 }
 
 fn append(bytes: &mut Vec<u8>, model: &Model) {
@@ -228,4 +240,24 @@ pub(crate) fn port(name: &str, elem_type: i32, dims: &[&str]) -> ValueInfo {
     let shape = Some(Shape { dim: dims.iter().map(dim).collect() });
     let tensor_type = Some(TensorType { elem_type, shape });
     ValueInfo { name: name.to_owned(), r#type: Some(Type { tensor_type }) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_model_beyond_its_format_is_refused_with_what_would_fit() {
+        let refusal = |bytes, wide| check_size(bytes, wide).unwrap_err().to_string();
+        assert!(check_size(MODEL_BYTES_MAX, 0).is_ok());
+        // As many as XLM-R-large has.
+        let message = refusal(2_240_000_000, 2_239_000_000);
+        let right = "the compiled graph would be too large: 2240000000 bytes; supported: up to \
+                     2147483647 bytes, which it has with precision f16";
+        assert_eq!(message, right);
+        for wide in [0, 4_400_000_000] {
+            let message = refusal(4_500_000_000, wide);
+            assert!(message.ends_with("up to 2147483647 bytes"), "{message}");
+        }
+    }
 }

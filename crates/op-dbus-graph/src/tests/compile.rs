@@ -246,6 +246,23 @@ fn rows_longer_than_the_position_table_are_refused() {
 }
 
 #[test]
+fn a_table_of_biases_that_is_too_large_is_no_damage() {
+    let rows = 8192;
+    let mut model = Tiny::new(Family::Mpnet);
+    let positions = (vec![rows, HIDDEN], vec![0.0; rows * HIDDEN]);
+    model.tensors.insert("embeddings.position_embeddings.weight".into(), positions);
+    model.config["max_position_embeddings"] = json!(rows);
+    model.recipe.max_input_tokens = 5793;
+    let error = model.compile().unwrap_err();
+    assert!(matches!(error, Error::TooLarge { .. }), "{error}");
+    let message = error.to_string();
+    assert!(
+        message.contains("5793 tokens with 2 heads; supported: up to 5792 tokens"),
+        "{message}"
+    );
+}
+
+#[test]
 fn without_padding_a_block_has_one_product_for_query_key_and_value() {
     for mut model in Tiny::all() {
         let padded = model.graph();

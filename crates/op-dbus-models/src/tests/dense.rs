@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::fixture::{self, Bench, Files, WIDTH, add_dense, modules, refusal, set, tensors};
-use crate::OnnxFacts;
+use crate::{OnnxFacts, Pooling};
 
 /// A model with these modules, of which the Dense ones lead to 3 and then to 2 dimensions.
 fn model(kinds: &[&str]) -> Files {
@@ -61,6 +61,41 @@ fn modules_are_understood_under_their_new_names() {
     let weight = tensors(&[("linear.weight", &[3, WIDTH])]);
     files.insert("2_Dense/model.safetensors".into(), weight);
     assert_eq!(Bench::new().import_files(&files).unwrap().dimensions, 3);
+}
+
+#[test]
+fn a_normalising_module_scales_the_vector_of_the_text() {
+    let config = |input: &str, output: &str| {
+        let mut files = fixture::model("bert");
+        let names = json!({ "module_input_name": input, "module_output_name": output });
+        set(&mut files, "2_Normalize/config.json", &names);
+        files
+    };
+    let (ours, tokens) = ("sentence_embedding", "token_embeddings");
+    assert!(Bench::new().import_files(&config(ours, ours)).unwrap().normalize);
+    for (input, output, wrong) in [
+        (tokens, tokens, "module_input_name token_embeddings"),
+        (ours, "other", "module_output_name other"),
+    ] {
+        let message = refusal(&config(input, output));
+        let named = format!("2_Normalize/config.json with {wrong}; supported: {ours}");
+        assert!(message.contains(&named), "{message}");
+    }
+    // Nor does a graph end in what such a module scales.
+    let bench = Bench::new();
+    let mut files = config(tokens, tokens);
+    files.remove("model.safetensors");
+    files.insert("model.onnx".into(), b"graph".to_vec());
+    fixture::write_folder(&bench.path("source"), &files);
+    let facts = OnnxFacts { dimensions: Some(WIDTH), pooled: true };
+    let message = bench.import_graph(&bench.path("source"), "mine", facts).unwrap_err();
+    assert!(message.to_string().contains("2_Normalize/config.json with module_in"), "{message}");
+    // Before version 6 it had no file, and needed no folder.
+    let mut files = fixture::model("bert");
+    let mut listed = modules(&["Transformer", "Pooling", "Normalize"]);
+    listed[2]["path"] = json!("");
+    set(&mut files, "modules.json", &listed);
+    assert!(Bench::new().import_files(&files).unwrap().normalize);
 }
 
 #[test]
@@ -160,16 +195,37 @@ fn weights_that_are_damaged_or_not_there_are_named() {
 }
 
 #[test]
-fn a_graph_of_ones_own_has_no_modules_beside_it() {
-    let bench = Bench::new();
-    let mut files = model(&TWO);
-    files.remove("model.safetensors");
-    files.insert("model.onnx".into(), b"graph".to_vec());
-    let source = bench.path("source");
-    fixture::write_folder(&source, &files);
-    let facts = OnnxFacts { dimensions: Some(2), pooled: true };
-    let message = bench.import_graph(&source, "mine", facts).unwrap_err().to_string();
-    assert!(message.contains("Dense modules beside it"), "{message}");
+fn a_graph_of_ones_own_holds_the_modules_beside_it() {
+    let import = |dimensions, pooled, pooling| {
+        let bench = Bench::new();
+        let mut files = model(&TWO);
+        files.remove("model.safetensors");
+        files.retain(|file, _| !file.ends_with("Dense/model.safetensors"));
+        files.insert("model.onnx".into(), b"graph".to_vec());
+        // The width of what is pooled, and not that of the graph.
+        set(&mut files, "1_Pooling/config.json", &pooling);
+        let source = bench.path("source");
+        fixture::write_folder(&source, &files);
+        let model = bench.import_graph(&source, "mine", OnnxFacts { dimensions, pooled });
+        model.map_err(|error| error.to_string())
+    };
+    let mode = |mode: &str| json!({ "embedding_dimension": WIDTH, "pooling_mode": mode });
+    for (stated, recorded) in
+        [("max", Pooling::Max), ("lasttoken", Pooling::Mean), ("weightedmean", Pooling::Mean)]
+    {
+        for dimensions in [Some(2), None] {
+            let model = import(dimensions, true, mode(stated)).unwrap();
+            assert_eq!((model.dimensions, model.pooling, model.normalize), (2, recorded, true));
+            assert!(model.dense.is_empty());
+        }
+    }
+    for (dimensions, pooled) in [(Some(2), false), (Some(WIDTH), false), (Some(WIDTH), true)] {
+        let message = import(dimensions, pooled, mode("mean")).unwrap_err();
+        assert!(message.contains("Dense modules beside it that it does not hold"), "{message}");
+    }
+    let unprompted = json!({ "pooling_mode": "lasttoken", "include_prompt": false });
+    let message = import(Some(2), true, unprompted).unwrap_err();
+    assert!(message.contains("include_prompt false"), "{message}");
 }
 
 proptest! {

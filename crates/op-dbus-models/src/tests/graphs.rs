@@ -5,7 +5,7 @@ use std::fs;
 use serde_json::json;
 
 use super::fixture::{self, Bench, Files, WIDTH, set};
-use crate::{Family, OnnxFacts, Pooling};
+use crate::{Family, ImportOptions, OnnxFacts, Pooling, Progress};
 
 fn graph_files() -> Files {
     let tokenizer = json!({ "normalizer": null, "model": {} });
@@ -50,6 +50,75 @@ fn a_graph_that_says_too_little_is_refused() {
     let message = bench.import_graph(&source, "mine", facts).unwrap_err().to_string();
     assert!(message.contains("--max-input-tokens"), "{message}");
     assert!(bench.visible().is_empty());
+}
+
+#[test]
+fn weights_beside_a_graph_that_is_of_no_use_are_told_of() {
+    let refused = |path: &str, files: &Files| {
+        let bench = Bench::new();
+        let source = bench.path("source");
+        fixture::write_folder(&source, files);
+        let options = ImportOptions {
+            inspect: &|_| Err("tensor t keeps its data in another file".into()),
+            tokenizer: &|_, _| Ok(()),
+            model: &|_| Ok(()),
+            progress: &Progress::silent(),
+            pooling: None,
+            dimensions: None,
+            max_input_tokens: None,
+        };
+        let imported = bench.store.import(&source.join(path), "mine", &options);
+        imported.unwrap_err().to_string()
+    };
+    let alone = "the ONNX graph cannot be understood: tensor t keeps its data in another file";
+    let mut files = fixture::model("roberta");
+    files.remove("model.safetensors");
+    files.insert("onnx/model.onnx".into(), b"graph".to_vec());
+    assert_eq!(refused("", &files), alone);
+    for (other, found) in [
+        ("pytorch_model.bin", "weights in pytorch_model.bin only"),
+        ("pytorch_model.bin.index.json", "weights in several files"),
+    ] {
+        let mut files = files.clone();
+        files.insert(other.into(), b"{}".to_vec());
+        let message = refused("", &files);
+        let told = format!("{found}, and beside them a graph that can't be taken ({alone});");
+        assert!(message.contains(&told), "{message}");
+        assert!(message.contains("safe_serialization=True"), "{message}");
+        // Who asks for the graph wants the graph, and of other models it is all that can be had.
+        assert_eq!(refused("onnx/model.onnx", &files), alone);
+        set(&mut files, "config.json", &json!({ "model_type": "deberta-v2" }));
+        assert_eq!(refused("", &files), alone);
+    }
+}
+
+#[test]
+fn what_else_would_be_done_to_the_text_is_refused() {
+    let import = |settings: serde_json::Value| {
+        let bench = Bench::new();
+        let mut files = graph_files();
+        set(&mut files, "sentence_bert_config.json", &settings);
+        fixture::write_folder(&bench.path("source"), &files);
+        let facts = OnnxFacts { dimensions: Some(8), pooled: true };
+        let model = bench.import_graph(&bench.path("source"), "mine", facts);
+        model.map(|model| model.max_input_tokens).map_err(|error| error.to_string())
+    };
+    let cases = [
+        (json!({ "tokenizer_args": { "add_prefix_space": true } }), "add_prefix_space in token"),
+        (
+            json!({ "processing_kwargs": { "text": { "padding": true } } }),
+            "text {\"padding\":true}",
+        ),
+        (json!({ "processing_kwargs": { "common": { "x": 1 } } }), "common {\"x\":1}"),
+    ];
+    for (settings, expected) in cases {
+        let message = import(settings).unwrap_err();
+        assert!(message.contains("sentence_bert_config.json with "), "{message}");
+        assert!(message.contains(expected), "{message}");
+    }
+    // What is asked of the model is in the graph.
+    let settings = json!({ "config_args": { "layer_norm_eps": 0.5 }, "max_seq_length": 9 });
+    assert_eq!(import(settings), Ok(9));
 }
 
 #[test]

@@ -7,7 +7,8 @@ use crate::settings::{CpuEngine, Loaded, Origin, Provider};
 
 /// Settings that may be why a worker does not load, each with what is said of it then: who says it knows the value
 /// and not who asked for it.
-const AT_FAULT: [(&str, &str); 4] = [
+const AT_FAULT: [(&str, &str); 5] = [
+    ("cpu_engine", "or set cpu_engine to native"),
     ("gpu_memory_limit", "is smaller than requested bytes of"),
     ("load_timeout_s", "did not load: it said nothing for"),
     ("runtime", "set `runtime` to another library"),
@@ -71,7 +72,7 @@ mod tests {
 
     #[test]
     fn a_setting_that_is_at_fault_is_told_with_its_place() {
-        let flags = [("load_timeout_s", "1"), ("gpu_memory_limit", "1MiB")];
+        let flags = [("cpu_engine", "ort"), ("load_timeout_s", "1"), ("gpu_memory_limit", "1MiB")];
         let mut sources = Sources::under("/nowhere").with_flags(&flags);
         sources.env.insert("OP_DBUS_RUNTIME".into(), "/no.so".into());
         let loaded = Settings::load(&sources).unwrap();
@@ -88,6 +89,8 @@ mod tests {
         let library = "the file /no.so does not exist; set `runtime` to another library";
         let variable = "(runtime comes from: environment variable OP_DBUS_RUNTIME)";
         assert_eq!(told(library), format!("{library} {variable}"));
+        let graph = "the compiled graph would be too large; or set cpu_engine to native";
+        assert_eq!(told(graph), format!("{graph} (cpu_engine comes from: flag --cpu-engine)"));
         let memory = "out of memory; worker_memory_max is 16 bytes";
         assert_eq!(told(memory), memory);
         let arena = BackendError::OutOfMemory(
