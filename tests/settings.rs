@@ -26,6 +26,7 @@ tests! {
     drop_ins_are_read_and_named: [Bus, Root],
     a_configuration_that_is_not_there: [Bus],
     checking_a_configuration: [],
+    a_path_that_is_no_text_is_named: [],
     a_default_prompt_that_is_not_there_is_told: [Medium],
     workers_log_as_the_last_reload_said: [Bus],
     a_level_of_other_dimensions_is_the_callers_mistake: [Bus, Curl, Low, High],
@@ -142,6 +143,26 @@ async fn checking_a_configuration() -> Outcome {
     let refused = finish(check("lo"), "").await?;
     assert_eq!(refused.code, Some(6));
     assert_names(&refused.stderr, &["OP_DBUS_VECTOR_LEVEL", "low"]);
+    Ok(())
+}
+
+async fn a_path_that_is_no_text_is_named() -> Outcome {
+    let folder = tempfile::tempdir()?;
+    let file = folder.path().join(OsStr::from_bytes(b"\xff.toml"));
+    fs::write(&file, "threads = 3\n")?;
+    // What another program might make of it.
+    fs::write(folder.path().join("\u{fffd}.toml"), "threads = 4\n")?;
+    for (words, flag) in [
+        (&["config", "show"][..], "--config"),
+        (&["config", "check"], "--state-file"),
+        (&["doctor", "--quick"], "--config"),
+    ] {
+        let mut command = clean(op_dbus());
+        command.args(words).arg(flag).arg(&file);
+        let refused = finish(command, "").await?;
+        assert_eq!(refused.code, Some(2), "{words:?}: {}{}", refused.stdout, refused.stderr);
+        assert_names(&refused.stderr, &[flag, r"\xFF.toml", "is not UTF-8 text"]);
+    }
     Ok(())
 }
 

@@ -1,21 +1,28 @@
 //! `op-dbus top`, in a terminal and without one.
 
+use std::fs;
+use std::path::Path;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use serde_json::Value;
 use tokio::task::JoinHandle;
 
-use crate::harness::Outcome;
 use crate::harness::bus::PrivateBus;
 use crate::harness::command::{clean, cli};
 use crate::harness::daemon::{Daemon, Setup};
 use crate::harness::needs::op_dbus;
 use crate::harness::registry::tests;
 use crate::harness::terminal::Terminal;
+use crate::harness::{Outcome, eventually};
 
 tests! {
     top_shows_a_busy_service_and_gives_the_terminal_back: [Bus, Tmux],
     top_survives_a_service_that_goes_and_comes_back: [Bus, Tmux],
     top_prints_one_interval_to_a_pipe: [Bus],
     top_draws_nothing_on_a_dumb_terminal: [Bus, Tmux],
+    top_gives_the_terminal_back_to_who_interrupts_it: [Bus, Tmux],
+    top_ends_well_where_its_terminal_goes: [Bus, Tmux],
 }
 
 /// What runs in the terminal: the state of the terminal and the exit code are there to be read when
@@ -104,6 +111,39 @@ async fn top_survives_a_service_that_goes_and_comes_back() -> Outcome {
     terminal.shows("that there is no service", absent).await?;
     terminal.press("C-c").await?;
     terminal.shows("the end", |screen| screen.contains("ended with 0\nas it was")).await?;
+    Ok(())
+}
+
+/// Opens `top` in a terminal whose shell outlives it. Files in `folder` have the process id of `top`, and how it ended.
+async fn open_beside(folder: &Path, bus: &PrivateBus) -> Outcome<Terminal> {
+    const OUTLIVING: &str = "\
+        trap : HUP; sh -c 'echo $$ >\"$0/pid\"; exec \"$@\"' \"$0\" \"$@\"; code=$?; \
+        echo $code >\"$0/made\"; mv \"$0/made\" \"$0/ended\"; exit $code";
+    let mut command = clean("sh");
+    command.args(["-c", SCRIPT, "sh", "sh", "-c", OUTLIVING]).arg(folder).arg(op_dbus());
+    command.args(["top", "--bus", bus.address()]);
+    let terminal = Terminal::open(&command).await?;
+    terminal.shows("the page", |screen| screen.starts_with("op-dbus: the service")).await?;
+    Ok(terminal)
+}
+
+async fn top_gives_the_terminal_back_to_who_interrupts_it() -> Outcome {
+    let (bus, folder) = (PrivateBus::start().await?, tempfile::tempdir()?);
+    let terminal = open_beside(folder.path(), &bus).await?;
+    let pid = fs::read_to_string(folder.path().join("pid"))?;
+    kill(Pid::from_raw(pid.trim().parse()?), Signal::SIGINT)?;
+    terminal.shows("the end", |screen| screen.contains("ended with 0\nas it was")).await?;
+    assert!(!terminal.is_taken().await?);
+    Ok(())
+}
+
+async fn top_ends_well_where_its_terminal_goes() -> Outcome {
+    let (bus, folder) = (PrivateBus::start().await?, tempfile::tempdir()?);
+    drop(open_beside(folder.path(), &bus).await?);
+    let ended = folder.path().join("ended");
+    eventually("the end", async || Ok(ended.exists())).await?;
+    // Not 134, of a process that could not print.
+    assert_eq!(fs::read_to_string(ended)?, "0\n");
     Ok(())
 }
 

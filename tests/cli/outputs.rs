@@ -1,20 +1,26 @@
-//! Files that `op-dbus embed --output` takes the place of.
+//! Where output goes: files that `op-dbus embed --output` takes the place of, and pipes that nobody reads any more.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
+use std::path::Path;
+use std::process::Stdio;
 
 use super::json_lines;
-use crate::harness::Outcome;
 use crate::harness::command::{clean, cli, finish};
 use crate::harness::daemon::Setup;
+use crate::harness::files::copy_folder;
 use crate::harness::golden::floats;
-use crate::harness::needs::op_dbus;
+use crate::harness::needs::{self, op_dbus};
 use crate::harness::registry::tests;
 use crate::harness::users::{MEMBER, OTHER, SERVICE, Users};
+use crate::harness::{Outcome, fixture, within};
 
 tests! {
     embed_keeps_an_old_file_until_there_is_another: [Bus],
     embed_gives_an_old_file_to_nobody_else: [Bus, Root],
+    models_are_verified_and_removed_whoever_reads_it: [],
+    libraries_are_verified_whoever_reads_it: [Runtime],
+    a_verdict_is_the_same_whoever_reads_it: [],
 }
 
 async fn embed_keeps_an_old_file_until_there_is_another() -> Outcome {
@@ -63,4 +69,58 @@ async fn embed_gives_an_old_file_to_nobody_else() -> Outcome {
         assert_eq!(folder.path().read_dir()?.count(), 1);
     }
     daemon.stop().await
+}
+
+/// Runs `op-dbus` with the store in `folder` and with an output that nobody reads; its exit code and what it says of
+/// failures.
+async fn unread(words: &[&str], folder: &Path) -> Outcome<(Option<i32>, String)> {
+    let mut command = clean(op_dbus());
+    command
+        .args(words)
+        .env("OP_DBUS_MODEL_DIR", folder)
+        .env("OP_DBUS_BUS", "unix:path=/nonexistent");
+    let (reader, writer) = std::io::pipe()?;
+    drop(reader);
+    command.stdin(Stdio::null()).stdout(writer).stderr(Stdio::piped()).kill_on_drop(true);
+    let ended = within("the command", command.spawn()?.wait_with_output()).await??;
+    Ok((ended.status.code(), String::from_utf8(ended.stderr)?))
+}
+
+async fn models_are_verified_and_removed_whoever_reads_it() -> Outcome {
+    let setup = Setup::sim()?;
+    for name in ["one", "two"] {
+        setup.import(fixture("golden/tiny-bert"), &["--name", name]).await?.success()?;
+    }
+    let folder = setup.path("models");
+    let all_is_well = (Some(0), String::new());
+    assert_eq!(unread(&["models", "verify"], &folder).await?, all_is_well);
+    let weights = folder.join("two/tokenizer.json");
+    let mut bytes = fs::read(&weights)?;
+    bytes[0] ^= 1;
+    fs::write(&weights, bytes)?;
+    let (code, said) = unread(&["models", "verify"], &folder).await?;
+    assert!(code == Some(1) && said.contains("two"), "{code:?} {said}");
+    assert_eq!(unread(&["models", "remove", "one", "two"], &folder).await?, all_is_well);
+    assert!(!folder.join("one").exists() && !folder.join("two").exists());
+    Ok(())
+}
+
+async fn libraries_are_verified_whoever_reads_it() -> Outcome {
+    let library = needs::runtime().ok_or("no library")?;
+    let pulled = library.parent().ok_or("no folder")?;
+    let folder = tempfile::tempdir()?;
+    let name = pulled.file_name().ok_or("no name")?;
+    copy_folder(pulled, &folder.path().join("runtime").join(name))?;
+    let words = ["runtime", "verify", "cpu", "ggml"];
+    let (code, said) = unread(&words, &folder.path().join("models")).await?;
+    assert!(code == Some(1) && said.contains("onnxruntime-ggml"), "{code:?} {said}");
+    Ok(())
+}
+
+async fn a_verdict_is_the_same_whoever_reads_it() -> Outcome {
+    let nothing = tempfile::tempdir()?;
+    for words in [&["doctor", "--quick"][..], &["doctor", "--quick", "--json"]] {
+        assert_eq!(unread(words, nothing.path()).await?.0, Some(1), "{words:?}");
+    }
+    Ok(())
 }

@@ -1,8 +1,10 @@
 //! Which model answers a request that names one.
 
 use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use op_dbus_api::{BUS_NAME, ROOT_PATH};
+use op_dbus_api::{BUS_NAME, Error, ErrorName, ROOT_PATH};
 use serde_json::json;
 use zbus::{Connection, OwnedVariant, Variant};
 
@@ -16,6 +18,7 @@ use crate::harness::registry::tests;
 tests! {
     models_are_found_by_their_names: [Bus, Curl],
     a_model_that_is_named_is_not_replaced_by_a_later_services: [Bus, Curl],
+    a_model_that_is_being_loaded_is_not_unknown: [Bus, Curl],
 }
 
 async fn models_are_found_by_their_names() -> Outcome {
@@ -127,5 +130,73 @@ async fn a_model_that_is_named_is_not_replaced_by_a_later_services() -> Outcome 
     for name in ["medium", "third"] {
         assert_eq!(ask(name).await?.ok()?["model"], "third", "{name}");
     }
+    gateway.stop().await.map(drop)
+}
+
+/// The bus objects of a service that has no levels and one model, `own`, by whether that is loaded.
+struct Imported(Arc<AtomicBool>);
+
+#[zbus::interface(name = "org.opdbus.Embedding1.Embedder")]
+impl Imported {
+    async fn embed_packed(
+        &self,
+        texts: Vec<String>,
+        _options: HashMap<String, OwnedVariant>,
+    ) -> Result<(Vec<u8>, u32, u32, Dictionary), Error> {
+        if !self.0.load(Ordering::Relaxed) {
+            return Err(Error::new(ErrorName::NotReady, "own is being loaded"));
+        }
+        let told = HashMap::from([("model", "own".into())]);
+        Ok((vec![0; 4 * texts.len()], texts.len() as u32, 1, told))
+    }
+
+    #[zbus(property)]
+    fn model(&self) -> &str {
+        if self.0.load(Ordering::Relaxed) { "own" } else { "" }
+    }
+}
+
+struct NoLevels(Arc<AtomicBool>);
+
+#[zbus::interface(name = "org.opdbus.Embedding1.Manager")]
+impl NoLevels {
+    async fn list_levels(&self) -> Vec<Dictionary> {
+        Vec::new()
+    }
+
+    async fn get_status(&self) -> Dictionary {
+        let (state, model) = match self.0.load(Ordering::Relaxed) {
+            true => ("ready", "own"),
+            false => ("loading", ""),
+        };
+        HashMap::from([("state", state.into()), ("model", model.into())])
+    }
+}
+
+/// What becomes of a 404 is for clients to see to; they try again after a 503.
+async fn a_model_that_is_being_loaded_is_not_unknown() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let gateway = Gateway::start(&bus, &Setup::sim()?).await?;
+    let ask = |model: &'static str| {
+        let body = json!({"input": "one", "model": model});
+        let gateway = &gateway;
+        async move { gateway.post("/v1/embeddings", &body).await }
+    };
+    let is_loaded = Arc::new(AtomicBool::new(false));
+    let service = bus.connect().await?;
+    service.object_server().at(ROOT_PATH, Imported(Arc::clone(&is_loaded))).await?;
+    service.object_server().at(ROOT_PATH, NoLevels(Arc::clone(&is_loaded))).await?;
+    service.request_name(BUS_NAME).await?;
+    for name in ["default", "own"] {
+        let early = ask(name).await?;
+        assert_eq!(early.status, 503, "{name}: {}", early.text);
+        assert_eq!(sentence(&early, "/v1/")?, "own is being loaded");
+        assert!(early.headers.contains_key("retry-after"), "{name}: {early:?}");
+    }
+    is_loaded.store(true, Ordering::Relaxed);
+    assert_eq!(ask("own").await?.ok()?["model"], "own");
+    let unknown = ask("other").await?;
+    assert_eq!(unknown.status, 404, "{}", unknown.text);
+    assert!(sentence(&unknown, "/v1/")?.contains("ask for one of default, own"), "{unknown:?}");
     gateway.stop().await.map(drop)
 }

@@ -5,7 +5,9 @@ use serde_json::json;
 
 use super::{Stage, sentence, vectors};
 use crate::harness::Outcome;
+use crate::harness::bus::PrivateBus;
 use crate::harness::daemon::Setup;
+use crate::harness::gateway::Gateway;
 use crate::harness::registry::tests;
 
 tests! {
@@ -13,6 +15,8 @@ tests! {
     a_model_that_changes_between_two_calls_is_told: [Bus, Curl, Low, Medium],
     a_call_that_is_too_large_for_the_queue_is_made_smaller: [Bus, Curl],
     nothing_is_offered_where_no_model_is_to_serve: [Bus, Curl, Low],
+    a_model_that_could_not_be_loaded_is_not_unknown: [Bus, Curl],
+    a_head_that_is_too_large_is_refused: [Bus, Curl],
 }
 
 async fn a_refused_text_is_named_as_the_request_has_it() -> Outcome {
@@ -102,4 +106,29 @@ async fn nothing_is_offered_where_no_model_is_to_serve() -> Outcome {
         assert!(sentence(&refused, "/v1/")?.contains(said), "{model}: {}", refused.text);
     }
     stage.end().await.map(drop)
+}
+
+async fn a_model_that_could_not_be_loaded_is_not_unknown() -> Outcome {
+    let setup = Setup::sim()?.setting("cpu_engine", "native").setting("model", "own");
+    let (bus, setup, daemon) = setup.alone_as("failed").await?;
+    let gateway = Gateway::start(&bus, &setup).await?;
+    for model in ["default", "own"] {
+        let refused =
+            gateway.post("/v1/embeddings", &json!({"model": model, "input": "a"})).await?;
+        assert_eq!(refused.status, 503, "{model}: {}", refused.text);
+        assert!(sentence(&refused, "/v1/")?.contains("own"), "{model}: {}", refused.text);
+    }
+    gateway.stop().await?;
+    daemon.stop().await
+}
+
+async fn a_head_that_is_too_large_is_refused() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let gateway = Gateway::start(&bus, &Setup::sim()?).await?;
+    for (bytes, status) in [(31 << 10, 200), (33 << 10, 431)] {
+        let header = format!("Cookie: {}", "x".repeat(bytes));
+        let answer = gateway.curl("/health", &["-H", &header], "").await?;
+        assert_eq!(answer.status, status, "{bytes}");
+    }
+    gateway.stop().await.map(drop)
 }

@@ -29,6 +29,9 @@ pub const TOKENIZED_BYTES_PER_TEXT: usize = 512;
 /// Token ids that count as one of [`TEXTS`] where more are sent for a text: they take twice their body or
 /// more, and again as much on their way over the bus.
 pub const IDS_PER_TEXT: usize = 256;
+/// Bytes of a request's head, and of what is read of a connection at once. The memory for that may be half as large
+/// again: 24 MiB with as many connections as there may be, for clients without the key as well.
+pub const HEAD_BYTES: usize = 32 << 10;
 /// Bytes of a request's body.
 pub const BODY_BYTES: usize = 8 << 20;
 /// Bytes of all bodies together that are read at once, but for how each begins.
@@ -38,7 +41,8 @@ pub const SMALL_BODY_BYTES: usize = 64 << 10;
 /// Bytes of all replies to such requests together that are not read yet. Those that find no room keep
 /// their places among [`REQUESTS`] and [`TEXTS_IN_FLIGHT`] until they are read. With all that else is bounded
 /// here, and vectors of 1024 numbers, it is within the unit's `MemoryMax`: what keeps its places is at
-/// most some 1100 MiB of tokens, where each byte of [`TEXTS_IN_FLIGHT`] is one, and bodies are 544 MiB.
+/// most some 1100 MiB of tokens, where each byte of [`TEXTS_IN_FLIGHT`] is one, bodies are 544 MiB, and
+/// what is read at once of all connections is 24 MiB.
 pub const REPLIES_BYTES: usize = 256 << 20;
 /// Bytes of a reply of tokens, which are dozens for each byte that was sent: one that never found room would keep its
 /// places for as long as it may be read.
@@ -68,6 +72,9 @@ pub const BATCH_PAUSE: Duration = Duration::from_millis(250);
 /// How long the service may take to tell what it knows: less than Prometheus waits for a scrape by
 /// itself, 10 s, and more than the service waits for drivers of devices, 4 s.
 pub const TOLD_TIME: Duration = Duration::from_secs(5);
+/// How long the service may take to tell the models that can be asked for. The bus may have to start it for that,
+/// and waits 25 s.
+pub const MODELS_TIME: Duration = Duration::from_secs(30);
 /// How long after `/ready` was asked it is taken for somebody's watch.
 pub const WATCH_TIME: Duration = Duration::from_secs(30);
 /// How long whoever watches has to send requests elsewhere before connections are refused.

@@ -2,6 +2,7 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use op_dbus_api::State;
 use serde_json::{Value, json};
 
 use crate::bus::{Bus, Lease};
@@ -35,7 +36,7 @@ impl Models {
     ///
     /// # Errors
     /// 404 for a name that can't be asked for, as of a model that is imported and not in force; the sentence lists
-    /// those that can.
+    /// those that can. While no model serves the service itself refuses.
     pub async fn wanted(&self, bus: &Bus, name: Option<&str>) -> Result<Wanted, Refusal> {
         let Some(name) = name.filter(|name| *name != DEFAULT) else { return Ok(Wanted::default()) };
         if name.contains('\0') {
@@ -57,7 +58,12 @@ impl Models {
                 return Ok(Wanted { model: Some(name.to_owned()), ..Wanted::default() });
             }
         }
-        let offered: Vec<String> = offered(&mut lease).await?.into_iter().map(|m| m.id).collect();
+        let status = status(&mut lease).await?;
+        if may_come(&status, name) {
+            return Ok(Wanted { model: Some(name.to_owned()), ..Wanted::default() });
+        }
+        let offered = offered_in(&status, &mut lease).await?;
+        let offered: Vec<String> = offered.into_iter().map(|m| m.id).collect();
         let start: String = name.chars().take(80).collect();
         let advice = match offered.is_empty() {
             true => "there is none now, as the service's status tells".to_owned(),
@@ -94,17 +100,34 @@ async fn levels(lease: &mut Lease) -> Result<Vec<Level>, Refusal> {
     Ok(levels.map(level).filter(|level| !level.model.is_empty()).collect())
 }
 
+async fn status(lease: &mut Lease) -> Result<Value, Refusal> {
+    let manager = lease.manager().await?;
+    Ok(op_dbus_api::json_object(&lease.answer(manager.get_status()).await?))
+}
+
+/// Whether `name` may be the model that is to serve: the service tells that of one that does and of no other, and a
+/// client that was told 404 would not come again.
+fn may_come(status: &Value, name: &str) -> bool {
+    let serves_none = [State::Loading, State::Failed, State::Draining];
+    serves_none.iter().any(|state| status["state"] == state.as_str()) || status["model"] == name
+}
+
 /// The names that can be asked for now: what is in force, and each installed level by both its
 /// names. None where the vector level is `none`.
 ///
 /// # Errors
 /// When the service does not answer.
 pub async fn offered(lease: &mut Lease) -> Result<Vec<Offered>, Refusal> {
-    let manager = lease.manager().await?;
-    let status = op_dbus_api::json_object(&lease.answer(manager.get_status()).await?);
-    if status["state"] == "disabled" {
+    let status = status(lease).await?;
+    offered_in(&status, lease).await
+}
+
+/// The same, of a service that has just told its status.
+async fn offered_in(status: &Value, lease: &mut Lease) -> Result<Vec<Offered>, Refusal> {
+    if status["state"] == State::Disabled.as_str() {
         return Ok(Vec::new());
     }
+    let manager = lease.manager().await?;
     let levels = lease.answer(manager.list_levels()).await?;
     let offer = |id: &str, told: &Value| Offered {
         id: id.to_owned(),
@@ -113,11 +136,11 @@ pub async fn offered(lease: &mut Lease) -> Result<Vec<Offered>, Refusal> {
         max_input_tokens: told["max_input_tokens"].as_u64().unwrap_or_default(),
     };
     let mut offered = Vec::new();
-    let in_force = text(&status, "model");
+    let in_force = text(status, "model");
     if !in_force.is_empty() {
-        offered.push(offer(DEFAULT, &status));
-        if text(&status, "level").is_empty() {
-            offered.push(offer(&in_force, &status));
+        offered.push(offer(DEFAULT, status));
+        if text(status, "level").is_empty() {
+            offered.push(offer(&in_force, status));
         }
     }
     for level in levels.iter().map(op_dbus_api::json_object) {

@@ -204,6 +204,13 @@ fn workers(text: &mut Text, status: &Value) {
             ((*number - 1).to_string(), worker)
         })
         .collect();
+    // Apart from their numbers: one of the provider `remote` goes from one endpoint to another, and a counter whose
+    // labels change is another counter.
+    text.family("worker_info", "gauge", "Which device a worker computes on.");
+    for (number, worker) in &workers {
+        let device = ("device", worker["device"].as_str().unwrap_or_default());
+        text.sample("worker_info", &[&labels(number, worker)[..], &[device]].concat(), 1);
+    }
     for (name, kind, help, key, unit) in WORKERS {
         text.family(name, kind, help);
         for (number, worker) in &workers {
@@ -225,12 +232,16 @@ fn workers(text: &mut Text, status: &Value) {
 }
 
 /// Which worker is meant.
-fn labels<'a>(number: &'a str, worker: &'a Value) -> [(&'static str, &'a str); 3] {
-    let told = |key: &str| worker[key].as_str().unwrap_or_default();
-    [("model", told("model")), ("worker", number), ("device", told("device"))]
+fn labels<'a>(number: &'a str, worker: &'a Value) -> [(&'static str, &'a str); 2] {
+    [("model", worker["model"].as_str().unwrap_or_default()), ("worker", number)]
 }
 
 fn devices(text: &mut Text, devices: &[Value]) {
+    text.family("device_in_use", "gauge", "Whether a device computes for the service.");
+    for device in devices {
+        let name = device["name"].as_str().unwrap_or_default();
+        text.sample("device_in_use", &[("device", name)], u8::from(device["in_use"] == true));
+    }
     for (name, kind, help, key, unit) in DEVICES {
         let known = devices.iter().filter_map(|device| Some((device, device[key].as_f64()?)));
         let known: Vec<_> = known.collect();
@@ -239,9 +250,7 @@ fn devices(text: &mut Text, devices: &[Value]) {
         }
         for (device, value) in known {
             let told = |key: &str| device[key].as_str().unwrap_or_default();
-            let in_use = if device["in_use"] == true { "1" } else { "0" };
-            let labels =
-                [("device", told("name")), ("model", told("description")), ("in_use", in_use)];
+            let labels = [("device", told("name")), ("model", told("description"))];
             text.sample(name, &labels, value / unit);
         }
     }
@@ -255,5 +264,45 @@ fn own(text: &mut Text, gateway: &Gateway) {
     for ((route, status), times) in gateway.metrics.read() {
         let labels = [("route", route.as_str()), ("status", &status.to_string())];
         text.times("http_request_seconds", &labels, times.cumulative(), times.total());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// What is told before and after a change, without the samples that are there to tell of it.
+    fn kept(render: impl Fn(&mut Text), told_by: &str) -> String {
+        let mut text = Text::default();
+        render(&mut text);
+        assert!(text.0.contains(&format!("\n{told_by}\n")), "no {told_by} in {}", text.0);
+        text.0.replace(told_by, "")
+    }
+
+    #[test]
+    fn counters_of_a_worker_go_on_where_it_computes_on_another_device() {
+        let [before, after] = ["remote:0", "remote:1"].map(|device| {
+            let worker = json!({"model": "m", "device": device, "batches": 7, "arena_hits": 1});
+            let told_by =
+                format!("op_dbus_worker_info{{model=\"m\",worker=\"0\",device=\"{device}\"}} 1");
+            kept(|text| workers(text, &json!({"workers": [worker]})), &told_by)
+        });
+        assert!(before.contains("op_dbus_worker_batches_total{model=\"m\",worker=\"0\"} 7\n"));
+        assert_eq!(before, after);
+    }
+
+    #[test]
+    fn counters_of_a_device_go_on_where_it_is_used_no_more() {
+        let [before, after] = [true, false].map(|in_use| {
+            let device = json!({"name": "cuda:0", "in_use": in_use, "energy_joules": 7});
+            let told_by =
+                format!("op_dbus_device_in_use{{device=\"cuda:0\"}} {}", u8::from(in_use));
+            kept(|text| devices(text, std::slice::from_ref(&device)), &told_by)
+        });
+        let energy = "op_dbus_device_energy_joules_total{device=\"cuda:0\",model=\"\"} 7\n";
+        assert!(before.contains(energy), "{before}");
+        assert_eq!(before, after);
     }
 }

@@ -97,6 +97,8 @@ impl Connections {
     fn new(service: TowerToHyperService<Router>, leaving: Arc<Leaving>) -> Self {
         let mut http = http1::Builder::new();
         http.timer(TokioTimer::new()).header_read_timeout(limits::HEAD_TIME);
+        // The second is for what comes behind the head as well: it is read in pieces of that size.
+        http.max_header_size(limits::HEAD_BYTES).max_buf_size(limits::HEAD_BYTES);
         let (seats, graceful) = (Seats::new(limits::CONNECTIONS), GracefulShutdown::new());
         Self { http, service, seats, leaving, graceful }
     }

@@ -14,8 +14,10 @@ use serde_json::{Value, json};
 use crate::Gateway;
 use crate::embed::{Embedded, Wanted, embed};
 use crate::input::{Input, Inputs};
+use crate::limits;
 use crate::models::{Offered, offered};
 use crate::refusal::Refusal;
+use crate::routes::service::in_time;
 use crate::work::Work;
 
 /// A request for embeddings. What it does not know is refused, not ignored.
@@ -132,6 +134,41 @@ pub async fn model(
 }
 
 async fn all(gateway: &Gateway) -> Result<Arc<Vec<Offered>>, Refusal> {
+    let time = limits::MODELS_TIME;
     let asked = async { offered(&mut gateway.bus.lease().await?).await.map(Arc::new) };
-    gateway.asked.models.answer(asked).await
+    in_time(time, gateway.asked.models.answer(in_time(time, asked))).await
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use futures_util::StreamExt;
+    use tokio::sync::mpsc::unbounded_channel;
+    use zbus::connection::Builder;
+    use zbus::{Guid, MessageStream};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_service_that_hangs_does_not_keep_who_asks_for_models_for_two_minutes() {
+        let (services, mut asked) = unbounded_channel();
+        let connect = move || {
+            let (near, far) = UnixStream::pair().unwrap();
+            services.send(far).unwrap();
+            Builder::unix_stream(near).p2p()
+        };
+        let gateway = Gateway::new(Arc::new(connect), None, true);
+        // It hears the question, and says nothing. From then on the clock goes from one timer to the next.
+        let silent = async {
+            let far = Builder::unix_stream(asked.recv().await.unwrap());
+            let service = far.server(Guid::generate()).p2p().build().await.unwrap();
+            MessageStream::from(&service).next().await.unwrap().unwrap();
+            tokio::time::pause();
+            service
+        };
+        let (answer, _service) = tokio::join!(all(&gateway), silent);
+        let said = answer.err().unwrap();
+        assert!(said.message().contains("did not answer within 30 s"), "{said:?}");
+    }
 }

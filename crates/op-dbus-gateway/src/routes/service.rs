@@ -121,7 +121,7 @@ async fn told(gateway: &Gateway) -> Result<Arc<Told>, Refusal> {
 }
 
 /// What takes several steps, of which each may take as long.
-async fn in_time<T>(
+pub async fn in_time<T>(
     time: Duration,
     steps: impl Future<Output = Result<T, Refusal>>,
 ) -> Result<T, Refusal> {

@@ -90,11 +90,17 @@ impl Files {
     /// # Errors
     /// As `load`.
     pub fn load_beside(self, variables: BTreeMap<OsString, OsString>) -> Result<Loaded, Failure> {
-        let given = [("config", self.config), ("state_file", self.state_file)];
-        let flags: BTreeMap<String, String> = given
-            .into_iter()
-            .filter_map(|(key, path)| Some((key.to_owned(), path?.to_string_lossy().into_owned())))
-            .collect();
+        let mut flags = BTreeMap::new();
+        for (flag, path) in [("config", self.config), ("state-file", self.state_file)] {
+            let Some(path) = path else { continue };
+            // The values of settings are texts.
+            let path = path.into_os_string().into_string().map_err(|path| {
+                Failure::usage(format!(
+                    "flag --{flag}: the path {path:?} is not UTF-8 text; give the file another name"
+                ))
+            })?;
+            flags.insert(flag.replace('-', "_"), path);
+        }
         let mut sources = Sources::of_process(flags);
         for (name, value) in variables {
             sources.env.entry(name).or_insert(value);

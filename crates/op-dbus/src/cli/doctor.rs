@@ -14,7 +14,6 @@ mod service;
 mod unit;
 
 use std::collections::BTreeMap;
-use std::io::Write;
 use std::process::ExitCode;
 
 use op_dbus_daemon::service::candidates;
@@ -24,7 +23,7 @@ use op_dbus_models::{Level, manifest};
 
 use super::config::Files;
 use super::terminal::colour;
-use super::{Done, EXIT_CODES, Failure};
+use super::{Done, EXIT_CODES, Failure, print};
 use check::{Check, PROOF, Section};
 use folders::Who;
 use loader::Loader;
@@ -110,7 +109,7 @@ pub fn run(args: Args) -> Done {
     super::block_on_and_clear(async {
         let findings = examination.findings().await;
         let out = if args.json { findings.json() } else { findings.text(colour()) };
-        std::io::stdout().write_all(out.as_bytes()).map_err(|error| Failure::output(&error))?;
+        print(out).map_err(|error| Failure::output(&error))?;
         Ok(if findings.works == Some(false) { ExitCode::FAILURE } else { ExitCode::SUCCESS })
     })
 }

@@ -34,6 +34,18 @@ pub fn printed(out: impl AsRef<[u8]>) -> Done {
     Ok(ExitCode::SUCCESS)
 }
 
+/// Prints what is told of a command that does or decides more than that: a reader that has seen enough, and closed its
+/// end of the pipe, neither ends it nor changes how it ends.
+///
+/// # Errors
+/// When what has a reader can't be written, as on a full disk.
+pub fn print(out: impl AsRef<[u8]>) -> io::Result<()> {
+    match io::stdout().write_all(out.as_ref()) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        written => written,
+    }
+}
+
 /// Why a command did not do what it was asked for.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Failure {

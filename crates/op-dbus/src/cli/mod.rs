@@ -45,7 +45,9 @@ use crate::{bench, devices, worker};
 pub use bulk::Bytes;
 pub use client::{Properties, Service, connect, wait};
 pub use ending::block_on_and_clear;
-pub use failure::{EXIT_CODES, Failure, GATEWAY_EXIT_CODES, SERVICE_EXIT_CODES, printed, tell};
+pub use failure::{
+    EXIT_CODES, Failure, GATEWAY_EXIT_CODES, SERVICE_EXIT_CODES, print, printed, tell,
+};
 pub use numbers::floats;
 pub use own_cache::instead_of as cache_instead_of;
 pub use packed::{CALL_BYTES_MAX, name_of};

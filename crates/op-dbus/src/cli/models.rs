@@ -5,7 +5,6 @@ mod tokenizer;
 
 use std::error::Error;
 use std::fmt;
-use std::io::Write;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
@@ -20,7 +19,7 @@ use op_dbus_models::{
 };
 use serde_json::json;
 
-use super::EXIT_CODES;
+use super::{EXIT_CODES, print};
 
 /// How a command of this module ends.
 pub(crate) type Outcome = Result<(), Box<dyn Error + Send + Sync>>;
@@ -325,22 +324,18 @@ fn remove(store: &Store, names: &[String], json: bool) -> Outcome {
             true => "removed",
             false => "removed what an interrupted pull had left; it was not installed",
         };
-        let mut out = std::io::stdout().lock();
-        match json {
-            true => writeln!(
-                out,
-                "{}",
-                json!({ "name": name, "done": "removed", "installed": installed })
-            )?,
-            false => writeln!(out, "{name}: {removed}")?,
-        }
+        print(match json {
+            true => {
+                format!("{}\n", json!({ "name": name, "done": "removed", "installed": installed }))
+            }
+            false => format!("{name}: {removed}\n"),
+        })?;
     }
     Ok(())
 }
 
 /// One line about a model that something was done with.
 fn tell(model: &Model, done: &str, json: bool) -> Outcome {
-    let mut out = std::io::stdout().lock();
     if json {
         let line = json!({
             "name": model.name,
@@ -350,12 +345,10 @@ fn tell(model: &Model, done: &str, json: bool) -> Outcome {
             "bytes": model.bytes(),
             "space": model.vector_space(),
         });
-        writeln!(out, "{line}")?;
-        return Ok(());
+        return Ok(print(format!("{line}\n"))?);
     }
     let size = megabytes(model.bytes());
-    writeln!(out, "{}: {done} ({size}, {} dimensions)", model.name, model.dimensions)?;
-    Ok(())
+    Ok(print(format!("{}: {done} ({size}, {} dimensions)\n", model.name, model.dimensions))?)
 }
 
 pub(crate) fn megabytes(bytes: u64) -> String {

@@ -3,7 +3,6 @@
 
 mod list;
 
-use std::io::Write;
 use std::path::Path;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
@@ -12,8 +11,8 @@ use op_dbus_models::runtime::beside;
 use op_dbus_models::{Error, Progress, RuntimeStore, manifest};
 use serde_json::json;
 
-use super::EXIT_CODES;
 use super::models::{Outcome, SourceArgs, SourceName};
+use super::{EXIT_CODES, print};
 
 /// Show, fetch, check and remove ONNX Runtime and its provider libraries
 #[derive(Subcommand)]
@@ -130,7 +129,6 @@ fn remove(store: &RuntimeStore, providers: &[String], json: bool) -> Outcome {
 /// What was done with the library of a provider; of one that was installed, what it needs besides.
 fn tell(provider: &str, done: &str, path: Option<&Path>, json: bool) -> Outcome {
     let (library, provider) = manifest::provider(provider)?;
-    let mut out = std::io::stdout().lock();
     if json {
         let line = json!({
             "provider": provider.name,
@@ -140,14 +138,13 @@ fn tell(provider: &str, done: &str, path: Option<&Path>, json: bool) -> Outcome 
             "path": path,
             "needs": provider.needs,
         });
-        writeln!(out, "{line}")?;
-        return Ok(());
+        return Ok(print(format!("{line}\n"))?);
     }
     let place = path.map(|path| format!(" ({})", path.display())).unwrap_or_default();
     let (names, package, version) = (library.provider_names(), &library.package, &library.version);
-    writeln!(out, "{names}: {package} {version} {done}{place}")?;
+    print(format!("{names}: {package} {version} {done}{place}\n"))?;
     if done == "installed" && !provider.needs.is_empty() {
-        writeln!(out, "{} needs besides: {}", provider.name, provider.needs)?;
+        print(format!("{} needs besides: {}\n", provider.name, provider.needs))?;
     }
     Ok(())
 }

@@ -1,5 +1,6 @@
 //! The loop of the live view: readings and keys in, the page out.
 
+use std::mem::ManuallyDrop;
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime};
 
@@ -18,14 +19,15 @@ use super::reading::{Reading, Source};
 use super::screen::{History, Pace, draw};
 
 /// The terminal as the page has it. It is given back however this ends; a panic gives it back
-/// before its message is printed.
-struct Screen(DefaultTerminal);
+/// before its message is printed. By itself ratatui would print that it can't where the terminal is gone,
+/// which panics.
+struct Screen(ManuallyDrop<DefaultTerminal>);
 
 impl Screen {
     fn open() -> Result<Self, Failure> {
-        ratatui::try_init().map(Self).map_err(|error| {
+        ratatui::try_init().map(|terminal| Self(ManuallyDrop::new(terminal))).map_err(|error| {
             // What was changed before it failed.
-            ratatui::restore();
+            ratatui::try_restore().ok();
             Failure::refused(format!("can't take over the terminal ({error}): use --once"))
         })
     }
@@ -33,7 +35,8 @@ impl Screen {
 
 impl Drop for Screen {
     fn drop(&mut self) {
-        ratatui::restore();
+        ratatui::try_restore().ok();
+        self.0.show_cursor().ok();
     }
 }
 
@@ -42,6 +45,8 @@ pub async fn run(source: Source, period: Duration) -> Done {
     let unheard = |error| Failure::refused(format!("can't listen for signals: {error}"));
     let mut terminate = signal(SignalKind::terminate()).map_err(unheard)?;
     let mut hang_up = signal(SignalKind::hangup()).map_err(unheard)?;
+    // A key in the terminal itself, and a signal where a program sends it.
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(unheard)?;
     let mut screen = Screen::open()?;
     let mut events = EventStream::new();
     let (sender, mut readings) = mpsc::channel(1);
@@ -65,6 +70,7 @@ pub async fn run(source: Source, period: Duration) -> Done {
             },
             _ = terminate.recv() => break,
             _ = hang_up.recv() => break,
+            _ = interrupt.recv() => break,
         }
     }
     Ok(ExitCode::SUCCESS)
