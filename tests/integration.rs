@@ -78,6 +78,8 @@ mod plateau;
 mod precision;
 /// Execution providers beside the CPU.
 mod providers;
+/// Models that are fetched and removed.
+mod pulls;
 /// The Python package, as it is built and installed.
 mod python;
 /// A fleet that others run.
@@ -143,6 +145,7 @@ fn main() -> ExitCode {
         plateau::tests(),
         precision::tests(),
         providers::tests(),
+        pulls::tests(),
         python::tests(),
         remote::all(),
         routing::tests(),

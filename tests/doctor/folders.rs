@@ -1,22 +1,20 @@
 //! What the doctor says of the service's folders, and what becomes of what lies there.
 
-use std::fs::{self, File, FileTimes};
+use std::fs;
 use std::os::unix::fs::PermissionsExt;
-use std::time::{Duration, SystemTime};
 
 use serde_json::Value;
 
 use super::{check, command, findings, text};
+use crate::harness::Outcome;
 use crate::harness::command::{clean, finish};
 use crate::harness::daemon::Setup;
 use crate::harness::registry::tests;
 use crate::harness::users::{SERVICE, Users};
-use crate::harness::{Outcome, eventually};
 
 tests! {
     a_closed_folder_is_told_with_owner_and_mode: [Bus, Low],
     who_is_on_a_list_may_use_the_folder: [Bus, Root, Acl],
-    a_proof_removes_nothing_from_the_services_cache: [Bus],
 }
 
 async fn a_closed_folder_is_told_with_owner_and_mode() -> Outcome {
@@ -47,20 +45,4 @@ async fn who_is_on_a_list_may_use_the_folder() -> Outcome {
         check(&found["general"], "cache_dir", state)?;
     }
     Ok(())
-}
-
-/// Its user's own, in which the proof may keep what it makes.
-async fn a_proof_removes_nothing_from_the_services_cache() -> Outcome {
-    let setup = Setup::sim()?;
-    let costs = setup.path("cache/costs");
-    fs::create_dir_all(&costs)?;
-    let unused = costs.join("cuda-0123456789abcdef.json");
-    let year_ago = SystemTime::now() - Duration::from_secs(365 * 24 * 60 * 60);
-    let times = FileTimes::new().set_modified(year_ago).set_accessed(year_ago);
-    File::create(&unused)?.set_times(times)?;
-    findings(&setup, 0, &["cpu"]).await?;
-    assert!(unused.exists());
-    let (_bus, _setup, daemon) = setup.alone().await?;
-    eventually("the service's own start to remove it", async || Ok(!unused.exists())).await?;
-    daemon.stop().await
 }

@@ -12,6 +12,7 @@ pub mod golden;
 pub mod introspection;
 pub mod journal;
 pub mod load;
+pub mod logind;
 pub mod manager;
 pub mod needs;
 pub mod network;

@@ -230,9 +230,6 @@ async fn load_and_tell(service: Service, refuse: oneshot::Sender<Arc<service::Er
     let mut summary = service.now().summary();
     notify::ready(&summary);
     info!(MESSAGE_ID = message_id::READY, "calls are answered: {summary}");
-    // Whoever is told below does not wait for a slow disk.
-    let tidying = service.clone();
-    tokio::spawn(async move { tidying.tidy_cache().await });
     loop {
         let now = changes.borrow_and_update().clone();
         let served = now.served().cloned();

@@ -1,10 +1,8 @@
 //! The devices of the machine that a provider could compute on, and how busy each is.
 //!
 //! What drivers tell is asked for by a process of its own, `op-dbus devices`, which lives for one
-//! reading: a driver's library may crash or never return, and the daemon holds no native library. The
-//! CPU is read here.
+//! reading: a driver's library may crash or never return, and the daemon holds no native library.
 
-mod cpu;
 #[cfg(test)]
 mod tests;
 
@@ -14,12 +12,12 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use tokio::io::AsyncReadExt;
-use tokio::process::Command;
+use tokio::process::{Child, Command};
 use tokio::sync::Mutex;
 use tokio::time::timeout;
 use tracing::warn;
 
-use cpu::Cpu;
+use crate::memory_limit;
 
 /// A reading is this old at most. A driver that is asked takes milliseconds, one that has to wake a
 /// device first takes a second or more.
@@ -28,6 +26,8 @@ const KEPT: Duration = Duration::from_secs(1);
 const KEPT_QUIET: Duration = Duration::from_secs(60);
 /// A driver that has not answered by then hangs.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(4);
+/// The process that asked it has ended by then once it is killed, unless the kernel keeps it.
+const END_TIME: Duration = Duration::from_secs(1);
 /// More than any machine's devices need.
 const ANSWER_BYTES_MAX: u64 = 1 << 20;
 
@@ -68,6 +68,12 @@ pub struct Device {
 }
 
 impl Device {
+    /// The CPU, of which no more is known than the size of its memory: a sandbox hides the rest.
+    fn cpu() -> Self {
+        let (name, provider) = ("cpu:0".to_owned(), "cpu".to_owned());
+        Self { name, provider, memory_total: memory_limit::of_machine().ok(), ..Self::default() }
+    }
+
     /// Something that a driver did not tell, of no device in particular.
     pub fn untold(provider: &str, problem: String) -> Self {
         Self { provider: provider.to_owned(), problem: Some(problem), ..Self::default() }
@@ -81,7 +87,8 @@ pub struct Reader {
 }
 
 struct State {
-    cpu: Cpu,
+    /// The process that asked last.
+    asking: Option<Child>,
     accelerators: Vec<Device>,
     /// When the accelerators are asked again.
     until: Instant,
@@ -93,7 +100,7 @@ impl Reader {
     /// A reader that asks drivers by starting `program`, the `op-dbus` binary.
     pub fn new(program: PathBuf) -> Self {
         let state = State {
-            cpu: Cpu::new("/proc"),
+            asking: None,
             accelerators: Vec::new(),
             until: Instant::now(),
             told: Vec::new(),
@@ -106,11 +113,10 @@ impl Reader {
     pub async fn read(&self) -> Vec<Device> {
         let mut state = self.state.lock().await;
         if Instant::now() >= state.until {
-            let asked = ask(&self.program, ANSWER_TIMEOUT).await;
+            let asked = ask(&self.program, ANSWER_TIMEOUT, &mut state.asking).await;
             state.take(asked.unwrap_or_else(|problem| vec![Device::untold("", problem)]));
         }
-        let cpu = state.cpu.read();
-        [cpu].into_iter().chain(state.accelerators.iter().cloned()).collect()
+        [Device::cpu()].into_iter().chain(state.accelerators.iter().cloned()).collect()
     }
 }
 
@@ -144,13 +150,28 @@ fn told(device: &Device) -> Option<String> {
 /// What a new process of `program` reads from the drivers.
 ///
 /// # Errors
-/// One sentence: it could not be started, did not answer in time, failed, or answered something else.
-async fn ask(program: &Path, limit: Duration) -> Result<Vec<Device>, String> {
+/// One sentence: it could not be started, did not answer in time, failed, or answered something else; or the one
+/// before it, which is `asking`, has not ended.
+async fn ask(
+    program: &Path,
+    limit: Duration,
+    asking: &mut Option<Child>,
+) -> Result<Vec<Device>, String> {
+    // A driver that hangs in the kernel keeps also who is killed, and would keep the next one, too.
+    if let Some(before) = asking
+        && let (Ok(None), Some(id)) = (before.try_wait(), before.id())
+    {
+        let _ = before.start_kill();
+        return Err(format!(
+            "process {id}, which has asked a driver, is killed and has not ended; no other asks before it has"
+        ));
+    }
     let mut command = Command::new(program);
     command.arg0("op-dbus").arg("devices").env_clear().kill_on_drop(true);
     command.stdin(Stdio::null()).stdout(Stdio::piped());
-    let mut child =
+    let child =
         command.spawn().map_err(|error| format!("no process could be started for it ({error})"))?;
+    let child = asking.insert(child);
     let answer = async {
         let mut answer = Vec::new();
         if let Some(stdout) = child.stdout.take() {
@@ -160,7 +181,11 @@ async fn ask(program: &Path, limit: Duration) -> Result<Vec<Device>, String> {
     };
     let (answer, status) = match timeout(limit, answer).await {
         Ok(answered) => answered.map_err(|error| format!("the reading was lost ({error})"))?,
-        Err(_) => return Err(format!("a driver has not answered for {} s", limit.as_secs())),
+        Err(_) => {
+            // It may be none of those that end.
+            let _ = timeout(END_TIME, child.kill()).await;
+            return Err(format!("a driver has not answered for {} s", limit.as_secs()));
+        }
     };
     if !status.success() {
         return Err(format!("a driver ended the process that asked it ({status})"));

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use futures_util::future::OptionFuture;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 use zbus::fdo::DBusProxy;
 use zbus::proxy::CacheProperties;
@@ -17,6 +17,8 @@ const LOGIND: &str = "org.freedesktop.login1";
 /// logind waits 5 s for those who delay, unless its InhibitDelayMaxSec says otherwise; a worker that
 /// takes longer than this is not waited for.
 const RELEASE_TIME: Duration = Duration::from_secs(30);
+/// How often logind is asked whether the sleep is over.
+const ASK_EVERY: Duration = Duration::from_secs(5);
 
 /// The part of logind that tells of sleep.
 #[zbus::proxy(
@@ -31,6 +33,10 @@ trait Logind {
     /// The machine is about to sleep, or is awake again.
     #[zbus(signal)]
     fn prepare_for_sleep(&self, start: bool) -> zbus::Result<()>;
+
+    /// Whether it is about to sleep, or sleeps.
+    #[zbus(property)]
+    fn preparing_for_sleep(&self) -> zbus::Result<bool>;
 }
 
 /// Follows logind for as long as the connection lives. Where there is none, nobody says when the
@@ -55,11 +61,13 @@ async fn try_follow(connection: &Connection, service: &Service) -> zbus::Result<
     let mut asked = pin!(OptionFuture::from(is_there.then(|| inhibit(&logind))));
     // While devices are released the machine may sleep, whose time does not count, and wake up.
     let mut release = pin!(OptionFuture::from(None));
+    let mut over = pin!(OptionFuture::from(None));
     loop {
-        tokio::select! {
+        let begins = tokio::select! {
             Some(answer) = &mut asked => {
                 asked.set(None.into());
                 delay = answer;
+                continue;
             }
             Some(released) = &mut release => {
                 release.set(None.into());
@@ -68,31 +76,49 @@ async fn try_follow(connection: &Connection, service: &Service) -> zbus::Result<
                     Err(_) => warn!("a device is still in use, or being loaded, while the machine falls asleep"),
                 }
                 drop(delay.take());
+                continue;
             }
-            signal = sleeps.next() => {
-                let Some(signal) = signal else { return Ok(()) };
-                if signal.args()?.start {
-                    // An answer would be of no use before the machine is awake.
-                    asked.set(None.into());
-                    release.set(Some(timeout(RELEASE_TIME, service.sleep())).into());
-                } else {
-                    release.set(None.into());
-                    info!("the machine is awake; every worker proves itself again");
-                    service.wake();
-                    asked.set(Some(inhibit(&logind)).into());
-                }
-            }
+            Some(()) = &mut over => false,
+            signal = sleeps.next() => match signal {
+                Some(signal) => signal.args()?.start,
+                None => return Ok(()),
+            },
             owner = owners.next() => match owner {
-                Some(Some(_)) => asked.set(Some(inhibit(&logind)).into()),
+                Some(Some(_)) => {
+                    asked.set(Some(inhibit(&logind)).into());
+                    continue;
+                }
                 // Nobody would tell us that the machine is awake.
                 Some(None) => {
                     asked.set(None.into());
                     release.set(None.into());
+                    over.set(None.into());
                     drop(delay.take());
                     service.wake();
+                    continue;
                 }
                 None => return Ok(()),
             },
+        };
+        // While it sleeps an answer would be of no use.
+        asked.set((!begins).then(|| inhibit(&logind)).into());
+        release.set(begins.then(|| timeout(RELEASE_TIME, service.sleep())).into());
+        over.set(begins.then(|| is_over(&logind)).into());
+        if !begins {
+            info!("the machine is awake; every worker proves itself again");
+            service.wake();
+        }
+    }
+}
+
+/// Returns once logind says that the machine does not sleep: a bus that has no room for the signal drops it, and
+/// tells nobody.
+async fn is_over(logind: &LogindProxy<'_>) {
+    loop {
+        sleep(ASK_EVERY).await;
+        // An answer may be lost as well.
+        if let Ok(Ok(false)) = timeout(ASK_EVERY, logind.preparing_for_sleep()).await {
+            return;
         }
     }
 }

@@ -94,35 +94,35 @@ impl StateFile {
     /// Reads the file without changing anything. A missing file is an empty state; so is one that
     /// cannot be used, and then the second value says why, in one sentence.
     pub fn read(path: &Path) -> (StateFile, Option<String>) {
+        let (state, unusable) = Self::look(path);
+        (state, unusable.map(|unusable| not_used(path, &unusable.reason())))
+    }
+
+    /// [`read`](Self::read) for who may [repair](Self::repair) it later.
+    pub(crate) fn look(path: &Path) -> (StateFile, Option<Unusable>) {
         match read(path) {
             Ok(state) => (state, None),
             Err(unusable) => {
                 let unread = matches!(unusable, Unusable::Unreadable(_));
-                let state = StateFile { unread, ..StateFile::empty(path) };
-                (state, Some(not_used(path, &unusable.reason())))
+                (StateFile { unread, ..StateFile::empty(path) }, Some(unusable))
             }
         }
     }
 
-    /// Reads the file for the service that owns it: temporary files left by a crash are removed,
-    /// and a file that cannot be used is moved aside to `<name>.corrupt-<unix time>`; what is no file,
-    /// such as /dev/null, stays. The second value holds one sentence for each thing that the
-    /// administrator should know.
-    pub fn open(path: &Path) -> (StateFile, Vec<String>) {
+    /// Tidies up for the service that owns the file: temporary files left by a crash are removed,
+    /// and a file that was found to be `unusable` is moved aside to `<name>.corrupt-<unix time>`; what is no
+    /// file, such as /dev/null, stays. One sentence for each thing that the administrator should know.
+    pub(crate) fn repair(path: &Path, unusable: Option<Unusable>) -> Vec<String> {
         let mut warnings = remove_leftovers(path);
-        let state = read(path).unwrap_or_else(|unusable| {
-            let unread = matches!(unusable, Unusable::Unreadable(_));
-            warnings.push(match unusable {
-                Unusable::Damaged(reason) => move_aside(path, &reason),
-                Unusable::Foreign(reason, fix) => {
-                    let told = move_aside(path, &reason);
-                    format!("{told}; to have it used, move it back and type `{fix}`, with the service stopped")
-                }
-                Unusable::Unreadable(reason) => not_used(path, &reason),
-            });
-            StateFile { unread, ..StateFile::empty(path) }
-        });
-        (state, warnings)
+        warnings.extend(unusable.map(|unusable| match unusable {
+            Unusable::Damaged(reason) => move_aside(path, &reason),
+            Unusable::Foreign(reason, fix) => {
+                let told = move_aside(path, &reason);
+                format!("{told}; to have it used, move it back and type `{fix}`, with the service stopped")
+            }
+            Unusable::Unreadable(reason) => not_used(path, &reason),
+        }));
+        warnings
     }
 
     /// A state with no changes, to be written to `path`.
@@ -288,7 +288,8 @@ fn remove_leftovers(path: &Path) -> Vec<String> {
     warnings
 }
 
-fn not_used(path: &Path, reason: &str) -> String {
+/// The sentence about a file that stays where it is.
+pub(crate) fn not_used(path: &Path, reason: &str) -> String {
     format!("the state file {} is not used: {reason}", path.display())
 }
 

@@ -63,6 +63,8 @@ struct Worker {
     footprint: Footprint,
     /// Tokens of the largest batch that it ran.
     largest: usize,
+    /// Bytes that batches moved to and from its devices, and their tokens.
+    moved: (u64, u64),
     /// Bytes that are free on its device; none where that is not known.
     free: Option<u64>,
 }
@@ -209,6 +211,7 @@ impl Roster {
     /// A worker has computed a batch, which took `us`.
     pub fn ran(&mut self, worker: usize, batch: &Batch<'_>, us: u64, memory: MemoryUse) {
         let Some(own) = self.workers.get_mut(worker) else { return };
+        own.has_moved(memory, batch.tokens());
         let Worker { pool, status, running, largest, losses, forgets_at, .. } = own;
         *running = None;
         *largest = batch.tokens().max(*largest);

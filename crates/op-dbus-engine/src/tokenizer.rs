@@ -7,6 +7,7 @@ mod text;
 mod tokens;
 mod word_pieces;
 mod words;
+mod words_kept;
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -139,6 +140,7 @@ impl Tokenizer {
     ) -> Result<Self, TokenizerError> {
         model.with_padding(None);
         model.with_truncation(None).map_err(TokenizerError::Damaged)?;
+        words_kept::none(&mut model);
         let (prefix, suffix) = specials::of(&model)?;
         let specials = prefix.len() + suffix.len();
         if max_input_tokens <= specials {

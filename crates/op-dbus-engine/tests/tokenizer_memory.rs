@@ -132,6 +132,20 @@ fn costliest() -> Vec<(&'static str, String)> {
     ]
 }
 
+/// A thread outlives the models that it tokenizes for.
+fn words_go_with_their_tokenizer() {
+    let load_and_use = || {
+        let tokenizer = Tokenizer::bytes(64);
+        (0..5_000).for_each(|n| drop(tokenizer.ids(&format!("the word {n}")).unwrap()));
+    };
+    // What is made once stays.
+    load_and_use();
+    let before = NOW.load(Ordering::Relaxed);
+    (0..3).for_each(|_| load_and_use());
+    let left = NOW.load(Ordering::Relaxed).saturating_sub(before);
+    assert!(left < 16 << 10, "{left} bytes");
+}
+
 #[test]
 fn the_costliest_files_and_texts_stay_within_their_bounds() {
     for (what, json) in costliest() {
@@ -172,4 +186,5 @@ fn the_costliest_files_and_texts_stay_within_their_bounds() {
     println!("marks without a space: {} MiB", bytes >> 20);
     assert_eq!(ids.unwrap().len(), (1 << 20) + 1);
     assert!(bytes <= 64 << 20, "{bytes} bytes");
+    words_go_with_their_tokenizer();
 }

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use ureq::config::RedirectAuthHeaders;
 use ureq::http::{Response, StatusCode, Uri};
+use ureq::tls::{Certificate, RootCerts, TlsConfig};
 use ureq::{Agent, Body, Proxy, Timeout};
 
 use crate::progress::Progress;
@@ -97,7 +98,7 @@ impl<'a> Hub<'a> {
         if start > bytes {
             start = 0;
         }
-        let asked = self.ask(name, start).inspect_err(|error| {
+        let asked = self.ask(name, start, roots()?).inspect_err(|error| {
             // It has less of the file than there is: that was another one's.
             if matches!(error, ureq::Error::StatusCode(416)) {
                 std::fs::remove_file(part).ok();
@@ -137,7 +138,7 @@ impl<'a> Hub<'a> {
         Ok(())
     }
 
-    fn ask(&self, name: &str, start: u64) -> Result<Response<Body>, ureq::Error> {
+    fn ask(&self, name: &str, start: u64, roots: RootCerts) -> Result<Response<Body>, ureq::Error> {
         // Proxies are those that the environment names.
         let config = Agent::config_builder()
             .timeout_connect(Some(CONNECT_TIMEOUT))
@@ -146,6 +147,7 @@ impl<'a> Hub<'a> {
             .accept_encoding("identity")
             // The hub sends on to storage of others, which must not see the token.
             .redirect_auth_headers(RedirectAuthHeaders::SameHost)
+            .tls_config(TlsConfig::builder().root_certs(roots).build())
             .build();
         let (endpoint, of) = (self.endpoint.trim_end_matches('/'), &self.repository);
         let url = format!("{endpoint}/{of}/resolve/{}/{name}", self.revision);
@@ -205,6 +207,30 @@ impl<'a> Hub<'a> {
 fn authority(endpoint: &str) -> &str {
     let rest = endpoint.split_once("://").map_or(endpoint, |(_, rest)| rest);
     rest.split('/').next().unwrap_or(rest)
+}
+
+/// The authorities that this machine trusts, with those of its owner; Mozilla's where it has none.
+fn roots() -> Result<RootCerts, Error> {
+    let found = rustls_native_certs::load_native_certs();
+    let named = ["SSL_CERT_FILE", "SSL_CERT_DIR"].map(|name| (name, std::env::var_os(name)));
+    let set = named.iter().find(|(_, value)| value.as_ref().is_some_and(|value| !value.is_empty()));
+    match (found.certs.is_empty(), set) {
+        (true, Some((name, value))) => {
+            let value = value.as_ref().map(|value| value.display().to_string());
+            let why = found.errors.first().map(|error| format!(" ({error})"));
+            Err(failure(format_args!(
+                "{name} is {}, where no certificate can be read{}; name a file of certificates in \
+                 PEM, or unset it",
+                value.unwrap_or_default(),
+                why.unwrap_or_default()
+            )))
+        }
+        (true, None) => Ok(RootCerts::WebPki),
+        (false, _) => {
+            let certificates = found.certs.iter();
+            Ok(certificates.map(|der| Certificate::from_der(der).to_owned()).into())
+        }
+    }
 }
 
 /// The host of an endpoint, with the port that it names.

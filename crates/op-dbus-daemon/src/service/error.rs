@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use op_dbus_engine::{BackendError, TokenizerError};
+use op_dbus_engine::{BackendError, LoadErrorKind, TokenizerError};
+use op_dbus_models::Error as ModelError;
 
 use crate::settings::{Mistakes, Origin};
 use crate::state::StateError;
@@ -63,7 +64,7 @@ pub enum Error {
     Provider(String),
     /// The model can't be read.
     #[error(transparent)]
-    Model(#[from] op_dbus_models::Error),
+    Model(#[from] ModelError),
     /// The model's tokenizer can't be used.
     #[error("the tokenizer of {model} can't be used: {source}")]
     Tokenizer {
@@ -121,6 +122,22 @@ impl Error {
         match self {
             Self::Load(shared) | Self::InForce(shared) => shared.root(),
             other => other,
+        }
+    }
+
+    /// Whether it is the model that is missing or damaged.
+    pub(super) fn is_of_model(&self) -> bool {
+        self.is_of_missing_model() || matches!(self.root(), Self::Model(_))
+    }
+
+    /// Whether the store lacks the model. That it does is found at a glance, and may be over by the next call.
+    pub(super) fn is_of_missing_model(&self) -> bool {
+        match self.root() {
+            Self::Model(error) => matches!(error, ModelError::NotInstalled { .. }),
+            Self::Backend(BackendError::Load { kind, .. }) => {
+                *kind == LoadErrorKind::ModelNotInstalled
+            }
+            _ => false,
         }
     }
 }

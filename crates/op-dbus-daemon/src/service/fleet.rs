@@ -46,10 +46,11 @@ impl Entry {
         self.failed() || self.served().is_some_and(|served| served.engine.refusal().is_some())
     }
 
-    /// Whether it failed so long ago that it is worth another try.
+    /// Whether it failed so long ago, or of so little, that it is worth another try.
     fn is_stale(&self) -> bool {
+        let Some(Err(error)) = self.load.peek() else { return false };
         let is_long_ago = |ended: &Instant| ended.elapsed() >= FAILURE_KEPT;
-        self.failed() && self.ended.get().is_none_or(is_long_ago)
+        error.is_of_missing_model() || self.ended.get().is_none_or(is_long_ago)
     }
 
     fn served(&self) -> Option<&Arc<Served>> {

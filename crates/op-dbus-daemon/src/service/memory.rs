@@ -88,30 +88,34 @@ impl Service {
 
     /// Gives back what memory can be spared without ending the service, and tells how many bytes that
     /// was: of this process with the vectors that it kept, of the workers, and all of the models that
-    /// serve no call and are not in force.
+    /// serve no call and are not in force; none of these while a change is under way.
     pub async fn trim(&self) -> u64 {
         let _one = self.0.trimming.lock().await;
-        let now = self.now();
         let before = memory::resident();
         let kept = self.0.engines.cache.clear();
-        let idle = now.fleet.take_idle(wanted(now.settings()).as_ref(), Duration::ZERO);
-        // What a change has loaded, and is not in force yet, looks like one that a change has left.
-        let changes = self.0.change.try_lock().is_err();
-        let engines = self.engines();
-        let found = [now.fleet.served(), now.served().cloned().into_iter().collect()].concat();
-        let is_left = |served: &Arc<Served>| {
-            let is_idle = served.engine.idle_for().is_some();
-            !changes && is_idle && !found.iter().any(|it| Arc::ptr_eq(it, served))
-        };
+        // What a change has loaded, and is not in force yet, looks like what nobody uses, or a change has left.
+        let change = self.0.change.try_lock().ok();
+        let (now, engines) = (self.now(), self.engines());
+        let mut spare = Vec::new();
+        if change.is_some() {
+            spare = now.fleet.take_idle(wanted(now.settings()).as_ref(), Duration::ZERO);
+            let found = [now.fleet.served(), now.served().cloned().into_iter().collect()].concat();
+            let is_left = |served: &&Arc<Served>| {
+                let is_idle = served.engine.idle_for().is_some();
+                is_idle && !found.iter().any(|it| Arc::ptr_eq(it, served))
+            };
+            spare.extend(engines.iter().filter(is_left).cloned());
+        }
+        drop(change);
         let of_workers = join_all(engines.iter().map(|served| async {
-            match idle.iter().any(|it| Arc::ptr_eq(it, served)) || is_left(served) {
+            match spare.iter().any(|it| Arc::ptr_eq(it, served)) {
                 true => end(served).await,
                 false => trimmed(served).await.given_back,
             }
         }));
         let of_workers: u64 = of_workers.await.into_iter().sum();
         // Their tokenizers are memory of this process, which is trimmed and measured below.
-        drop((engines, idle));
+        drop((engines, spare));
         memory::trim();
         let own = before.saturating_sub(memory::resident());
         let bytes = of_workers + own;

@@ -11,11 +11,11 @@ mod ignored;
 mod load;
 mod memory;
 mod now;
+mod proofs;
 mod provider;
 mod recovery;
 mod room;
 mod served;
-mod unused;
 mod worker;
 
 use std::future::pending;
@@ -29,7 +29,7 @@ use futures_util::FutureExt;
 use futures_util::future::join_all;
 use op_dbus_engine::{CancellationToken, Error as EngineError, Kept};
 use op_dbus_models::Level;
-use tokio::sync::{Mutex, Semaphore, oneshot, watch};
+use tokio::sync::{Mutex, Notify, Semaphore, oneshot, watch};
 use tokio::time::sleep_until;
 
 use crate::devices::Reader;
@@ -66,6 +66,8 @@ struct Inner {
     fallbacks: AtomicU64,
     /// Permits for the inputs that wait for another provider.
     held: Semaphore,
+    /// A call has loaded what could not be loaded before, and is to come into force.
+    came: Notify,
     /// Nothing that calls wait for comes any more.
     ended: CancellationToken,
 }
@@ -93,7 +95,7 @@ impl Service {
         };
         let now = Now { phase, since: SystemTime::now(), loaded, fleet };
         let now = watch::Sender::new(Arc::new(now));
-        let (change, trimming, given, fallbacks, ended) = Default::default();
+        let (change, trimming, given, fallbacks, came, ended) = Default::default();
         Self(Arc::new(Inner {
             now,
             change,
@@ -104,6 +106,7 @@ impl Service {
             given,
             fallbacks,
             held: Semaphore::new(failover::HELD_KIB_MAX),
+            came,
             ended,
         }))
     }
@@ -142,13 +145,18 @@ impl Service {
                 return Err(Error::NotReady { model: model.clone() });
             }
             Phase::Serving(served) if in_force => return Ok(served.clone()),
-            Phase::Failed(error) if in_force => return Err(Error::InForce(error.clone())),
+            // A model that was missing or damaged may have been fetched meanwhile.
+            Phase::Failed(error) if in_force && !error.is_of_model() => {
+                return Err(Error::InForce(error.clone()));
+            }
             Phase::Serving(_) | Phase::Failed(_) | Phase::Loading(_) => {}
         }
         let choice = match level {
-            None | Some(Level::None) => return Err(Error::Disabled),
-            Some(level) => Choice::Level(level),
+            _ if in_force => wanted(now.settings()),
+            None | Some(Level::None) => None,
+            Some(level) => Some(Choice::Level(level)),
         };
+        let Some(choice) = choice else { return Err(Error::Disabled) };
         let load = now.fleet.get(&choice);
         let served = match deadline {
             None => load.await,
@@ -157,7 +165,18 @@ impl Service {
                 tokio::time::timeout_at(deadline.into(), load).await.map_err(late)?
             }
         };
-        served.inspect(|served| self.tell_named(served, now.settings())).map_err(Error::Load)
+        match served {
+            Ok(served) if in_force => {
+                self.0.came.notify_one();
+                Ok(served)
+            }
+            Ok(served) => {
+                self.tell_named(&served, now.settings());
+                Ok(served)
+            }
+            Err(error) if in_force => Err(Error::InForce(error)),
+            Err(error) => Err(Error::Load(error)),
+        }
     }
 
     /// As [`Service::serving`] for so many texts of a user. While they wait for a load they count against that

@@ -10,7 +10,7 @@ use tracing::{debug, warn};
 
 use super::change::tell_serves;
 use super::load::LOSSES_MAX;
-use super::now::{Phase, wanted};
+use super::now::{Now, Phase, wanted};
 use super::served::Served;
 use super::{Error, Service, provider, reached};
 
@@ -66,6 +66,7 @@ impl Service {
                     self.reconsider().await;
                     not_before = Instant::now() + PAUSE;
                 }
+                () = self.0.came.notified() => self.revive().await,
                 () = reached(retry) => {
                     // One that is unloaded is passed over, and has its turn once a call has loaded it: it may be
                     // unloaded at each look.
@@ -133,15 +134,7 @@ impl Service {
     /// model in force was passed over, as it is unloaded.
     pub async fn improve(&self) -> bool {
         let Ok(now) = self.staying() else { return false };
-        // For one that can't be had another is looked for all the time.
-        let kept = |served: &Arc<Served>| {
-            !served.engine.is_failing() && served.is_last.swap(false, Ordering::Relaxed)
-        };
-        for served in now.fleet.served().into_iter().filter(kept) {
-            if now.may_have_successor(&served) {
-                served.engine.give_up_after(LOSSES_MAX);
-            }
-        }
+        leave_kept(&now);
         let mut is_passed_over = false;
         let may_do_better = |served: &Arc<Served>| provider::may_do_better(served, &now.loaded);
         for fallback in now.fleet.served().into_iter().filter(may_do_better) {
@@ -182,14 +175,16 @@ impl Service {
     }
 
     /// Tries once more to load the model that could not be loaded, if what failed may be there by now
-    /// without anybody having told us: a provider. A model that is missing or damaged is waited for until
-    /// the next reload.
+    /// without anybody having told us: a provider, or a model that is missing. A damaged one is read again
+    /// when a call asks for it; what a call has loaded comes into force here.
     pub async fn revive(&self) {
         let Ok(now) = self.staying() else { return };
         let (Phase::Failed(cause), Some(choice)) = (&now.phase, wanted(now.settings())) else {
             return;
         };
-        if !matches!(cause.root(), Error::Provider(_) | Error::Backend(_)) {
+        let may_be_there = matches!(cause.root(), Error::Provider(_) | Error::Backend(_))
+            || cause.is_of_missing_model();
+        if !may_be_there && !now.fleet.served().iter().any(|served| served.choice == choice) {
             return;
         }
         // As in `improve`, no change waits for that, and what has changed meanwhile stays so.
@@ -204,6 +199,19 @@ impl Service {
                 debug!(%error, "still no model can be loaded");
             }
             Err(error) => self.fail(error),
+        }
+    }
+}
+
+/// Lets the service leave again what it kept, as nothing worked in its place: that may be there by now.
+pub(super) fn leave_kept(now: &Now) {
+    // For one that can't be had another is looked for all the time.
+    let kept = |served: &Arc<Served>| {
+        !served.engine.is_failing() && served.is_last.swap(false, Ordering::Relaxed)
+    };
+    for served in now.fleet.served().into_iter().filter(kept) {
+        if now.may_have_successor(&served) {
+            served.engine.give_up_after(LOSSES_MAX);
         }
     }
 }

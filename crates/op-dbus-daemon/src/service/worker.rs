@@ -16,7 +16,7 @@ use op_dbus_engine::{Backend, BackendError, BackendFactory};
 use op_dbus_models::cache;
 
 use super::provider::Host;
-use super::{compiled, unused};
+use super::{compiled, proofs};
 use crate::memory_limit;
 use crate::settings::options::{Told, fleet};
 use crate::settings::{CpuEngine, Precision, Provider, Settings};
@@ -85,8 +85,8 @@ impl WorkerProgram {
                 Timeouts { load: Duration::from_secs(load), run: Duration::from_secs(run) };
             let cache = blueprint.cache(settings);
             Box::new(move |number| {
-                let child = ChildBackend::spawn(commands(number), region, timeouts);
-                let child = child.inspect_err(|_| unused::remove_proofs(&cache))?;
+                proofs::remove(&cache);
+                let child = ChildBackend::spawn(commands(number), region, timeouts)?;
                 Ok::<Box<dyn Backend>, BackendError>(Box::new(child))
             })
         })

@@ -12,8 +12,9 @@ use super::layers::{self, Layer, Sources};
 use super::mistakes::{Mistake, Mistakes, Origin, Warning};
 use super::table::{ROWS, row};
 use super::{Row, Settings, drop_ins, in_vain, options, together};
-use crate::state::{StateError, StateFile};
+use crate::state::{StateError, StateFile, not_used};
 use crate::telemetry::message_id;
+use crate::text_file::Unusable;
 
 /// Settings that are read once, at the start.
 const READ_AT_START: [&str; 3] = ["bus", "state_file", "core_dumps"];
@@ -233,18 +234,17 @@ pub(super) fn load(sources: &Sources, start: Option<Arc<Loaded>>) -> Result<Load
     let named = state_file.and_then(|layer| layer.value("state_file")?.as_str());
     let in_use = start.as_ref().map(|start| start.state.path());
     let path = in_use.unwrap_or(Path::new(named.unwrap_or_default()));
-    let (state, mut of_state) = read_state(sources, path);
+    let (state, unusable) = StateFile::look(path);
     let mut ignored = Vec::new();
     let of_files = layers.len();
     layers.push(check(layers::state(&state), &mut ignored));
-    of_state.extend(ignored.iter().map(|mistake: &Mistake| format!("{mistake}; it is ignored")));
-    let message_id = Some(message_id::STATE_CORRUPT);
-    let warnings = of_state.into_iter().map(|text| Warning { message_id, text });
+    let of_state = |text| Warning { message_id: Some(message_id::STATE_CORRUPT), text };
+    let ignored = ignored.iter().map(|mistake: &Mistake| format!("{mistake}; it is ignored"));
     let told = |text| Warning { message_id: None, text };
     layers.extend(outer);
     let unread = layers::misspelt(sources).into_iter().chain(passed_over);
     let of_layers = in_vain::overruled(&layers, of_files).into_iter().chain(unread);
-    let warnings = warnings.chain(of_layers.map(told)).collect();
+    let warnings = ignored.map(of_state).chain(of_layers.map(told)).collect();
 
     mistakes.extend(outer_mistakes);
     if !mistakes.is_empty() {
@@ -254,15 +254,18 @@ pub(super) fn load(sources: &Sources, start: Option<Arc<Loaded>>) -> Result<Load
     let waiting = loaded.hold(start);
     let in_vain = in_vain::sentences(&loaded);
     loaded.warnings.extend(waiting.into_iter().chain(in_vain).map(told));
+    // Last: beside a mistake nobody would be told that it was moved, and next time it is missing, which is no
+    // reason to tell anything.
+    let of_file = state_warnings(sources, loaded.state.path(), unusable);
+    loaded.warnings.splice(0..0, of_file.into_iter().map(of_state));
     Ok(loaded)
 }
 
-fn read_state(sources: &Sources, path: &Path) -> (StateFile, Vec<String>) {
-    if sources.repair_state {
-        return StateFile::open(path);
+fn state_warnings(sources: &Sources, path: &Path, unusable: Option<Unusable>) -> Vec<String> {
+    match sources.repair_state {
+        true => StateFile::repair(path, unusable),
+        false => unusable.map(|unusable| not_used(path, &unusable.reason())).into_iter().collect(),
     }
-    let (state, warning) = StateFile::read(path);
-    (state, warning.into_iter().collect())
 }
 
 /// The last layer that has the key.

@@ -64,7 +64,7 @@ pub const ROWS: &[Row] = &[
         unit: "seconds",
         doc: "How often the providers are tried again that are preferred to the one that computes, for \
               each model that is loaded; 0 is at a reload only. One that works takes over. Where none \
-              works at all, it is every 30 seconds at least.",
+              works at all, or the model is missing, it is every 30 seconds at least, but for 0.",
         ..Row::of(Group::Provider)
     },
     Row {
@@ -154,8 +154,8 @@ pub const ROWS: &[Row] = &[
         key: "cache_dir",
         kind: Kind::Path { optional: false },
         default: "/var/cache/op-dbus",
-        doc: "Files that can be made again, in a folder for each model; at a start what was not used for 180 days goes, \
-              and the dozen models used last are kept, with a dozen packed weights and graphs each. The folder that systemd names in `CACHE_DIRECTORY` counts as the default.",
+        doc: "Files that can be made again, in a folder for each model; the dozen models used last are kept, with a dozen \
+              packed weights and graphs each, and what was not used for 180 days goes from the packages' own folder (`tmpfiles.d`). The folder that systemd names in `CACHE_DIRECTORY` counts as the default.",
         ..Row::of(Group::Places)
     },
     Row {
@@ -293,8 +293,9 @@ pub const ROWS: &[Row] = &[
         kind: Kind::Bytes { min: 16 << 20, word: Some("auto") },
         default: "auto",
         doc: "The most memory, not counting mapped files, that a worker may ask for; beyond it the \
-              worker ends, and its batch is computed again. `auto` is no limit for accelerators, and for others an \
-              equal share of 3/4 of the memory of the machine, or of the unit or container, 2 GiB at least if they are that.",
+              worker ends, and its batch is computed again. `auto`: none for accelerators. For others 3/4 of the \
+              memory of machine, unit or container is shared equally among workers; a share is never below 2 GiB, \
+              or below the whole 3/4 where that is less.",
         ..Row::of(Group::Life)
     },
     Row {
@@ -318,7 +319,7 @@ pub const ROWS: &[Row] = &[
         key: "log",
         kind: Kind::Filter,
         default: "info",
-        doc: "What is logged. A worker takes a change when it is started. Of the libraries `h2`, `hyper_util`, `ort`, `tonic`, `tower` and `zbus` no more than warnings, unless it names them. The content of texts never is.",
+        doc: "What is logged. A worker takes a change when it is started. Of the libraries `h2`, `hyper_util`, `tonic`, `tower` and `zbus` no more than warnings, and of `ort` no more than errors, unless it names them. The content of texts never is.",
         ..Row::of(Group::Life)
     },
     Row {

@@ -11,6 +11,12 @@ fn sample(path: &Path) -> StateFile {
     state
 }
 
+/// Reads the file as the service does.
+fn open(path: &Path) -> (StateFile, Vec<String>) {
+    let (state, unusable) = StateFile::look(path);
+    (state, StateFile::repair(path, unusable))
+}
+
 fn names(folder: &Path) -> Vec<String> {
     let entries = fs::read_dir(folder).unwrap();
     let mut names: Vec<String> =
@@ -105,7 +111,7 @@ fn what_cannot_be_used_is_moved_aside() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("state.json");
         fs::write(&path, content).unwrap();
-        let (mut state, warnings) = StateFile::open(&path);
+        let (mut state, warnings) = open(&path);
         assert_eq!(state, StateFile::empty(&path));
         assert!(warnings.len() == 1 && warnings[0].contains(reason), "{warnings:?}");
         let names = names(folder.path());
@@ -128,7 +134,7 @@ fn a_file_that_others_may_write_is_moved_aside() {
         assert_eq!(looked, StateFile::empty(&path));
         let expected = format!("(mode {mode:04o}); type `chmod go-w {}`", path.display());
         assert!(warning.unwrap().ends_with(&expected));
-        let (mut opened, warnings) = StateFile::open(&path);
+        let (mut opened, warnings) = open(&path);
         assert_eq!(opened, StateFile::empty(&path));
         let expected = "is not used: others than its owner may write it";
         assert!(warnings.len() == 1 && warnings[0].contains(expected), "{warnings:?}");
@@ -158,7 +164,7 @@ fn something_else_in_its_place_stays() {
     for make in make {
         make();
         let before = fs::symlink_metadata(&path).unwrap();
-        let (mut state, warnings) = StateFile::open(&path);
+        let (mut state, warnings) = open(&path);
         assert!(warnings[0].ends_with("is not used: it is not a regular file"), "{warnings:?}");
         let refused = state.save();
         assert!(matches!(refused, Err(StateError::NoFile { .. })), "{refused:?}");
@@ -188,7 +194,7 @@ fn only_our_own_leftovers_are_removed() {
         fs::write(folder.path().join(name), "").unwrap();
     }
     fs::create_dir(folder.path().join(".state.json.folder.tmp")).unwrap();
-    let (_, warnings) = StateFile::open(&folder.path().join("state.json"));
+    let (_, warnings) = open(&folder.path().join("state.json"));
     assert!(warnings.is_empty());
     let rest =
         [".other.json.Ab12.tmp", ".state.json.folder.tmp", ".state.json.x", "state.json.tmp"];
@@ -215,17 +221,16 @@ fn what_could_not_be_read_is_not_written_over() {
     let path = folder.path().join("state.json");
     // Nobody can read this, the superuser included.
     symlink("state.json", &path).unwrap();
-    for (mut state, warnings) in [
-        StateFile::open(&path),
-        (StateFile::read(&path).0, vec![StateFile::read(&path).1.unwrap()]),
-    ] {
+    for (mut state, warnings) in
+        [open(&path), (StateFile::read(&path).0, vec![StateFile::read(&path).1.unwrap()])]
+    {
         assert!(warnings[0].contains("is not used"), "{warnings:?}");
         state.set("vector_level", Value::from("low"));
         let refusal = state.save().unwrap_err();
         assert!(matches!(refusal, StateError::Unread { .. }), "{refusal}");
         assert!(fs::symlink_metadata(&path).unwrap().is_symlink());
     }
-    let (mut state, _) = StateFile::open(&path);
+    let (mut state, _) = open(&path);
     fs::remove_file(&path).unwrap();
     for level in ["low", "high"] {
         state.set("vector_level", Value::from(level));

@@ -13,7 +13,7 @@ impl Worker {
     /// Bytes that a batch of `tokens` takes in the device's memory, by what was seen of others; none
     /// where nothing is known.
     fn takes(&self, tokens: usize) -> Option<u64> {
-        let MemoryUse { transfers, arena, .. } = self.status.memory;
+        let arena = self.status.memory.arena;
         let scaled = |bytes: u64, of_tokens: u64| {
             (of_tokens > 0).then(|| bytes.saturating_mul(tokens as u64) / of_tokens)
         };
@@ -22,10 +22,20 @@ impl Worker {
         let largest = self.largest.max(warmed) as u64;
         let computed =
             arena.and_then(|arena| scaled(arena.in_use_max.saturating_sub(arena.in_use), largest));
-        let moved = transfers.and_then(|moved| {
-            scaled(moved.in_place.saturating_add(moved.copied), self.status.tokens)
-        });
-        computed.max(moved)
+        let (bytes, of_tokens) = self.moved;
+        computed.max(scaled(bytes, of_tokens))
+    }
+
+    /// Takes note of what a batch of `tokens` moved, of which `memory` was told: what else did, as a check does,
+    /// has been told before.
+    pub(super) fn has_moved(&mut self, memory: MemoryUse, tokens: usize) {
+        let bytes = |memory: MemoryUse| {
+            memory.transfers.map(|moved| moved.in_place.saturating_add(moved.copied))
+        };
+        let Some(all) = bytes(memory) else { return };
+        let before = bytes(self.status.memory).unwrap_or(0);
+        self.moved.0 = self.moved.0.saturating_add(all.saturating_sub(before));
+        self.moved.1 = self.moved.1.saturating_add(tokens as u64);
     }
 
     /// Whether there is room for a batch of `tokens`: in what the worker has of the device already, or
@@ -98,9 +108,10 @@ impl Roster {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Loaded;
+    use super::super::{Loaded, Order};
     use super::*;
-    use crate::backend::{Backend, Description};
+    use crate::backend::{Backend, BackendError, Description, Footprint};
+    use crate::batch::Batch;
     use crate::call::Priority;
     use crate::config::{ModelShape, Pool};
     use crate::routing::{Running, Waiting};
@@ -119,11 +130,12 @@ mod tests {
         let loaded = |device: &str| {
             let mut description = SimBackend::new(4).description().clone();
             device.clone_into(&mut description.device);
-            (0, Loaded { description, memory })
+            (0, Loaded { description, memory: MemoryUse::default() })
         };
         roster.add(vec![loaded("gpu:0"), loaded("gpu:1")]);
         for worker in &mut roster.workers {
-            (worker.status.tokens, worker.largest) = (1_000, TOKENS);
+            worker.has_moved(memory, 1_000);
+            (worker.status.memory, worker.largest) = (memory, TOKENS);
         }
         roster
     }
@@ -147,6 +159,25 @@ mod tests {
         assert_eq!(roster.leaves(0, little, 0), None, "a small one fits");
         assert_eq!(roster.set_free("gpu:0", None), [(0, false)]);
         assert_eq!(roster.leaves(0, WAITING, 0), None);
+    }
+
+    #[test]
+    fn bytes_that_no_batch_has_moved_are_not_counted_for_one() {
+        let mut roster = roster(MemoryUse::default());
+        let description = SimBackend::new(4).description().clone();
+        let loaded = || Loaded { description: description.clone(), memory: moved(1_000_000) };
+        let ran = |roster: &mut Roster, bytes| {
+            roster.ran(0, &Batch { ids: &[1; 100], lengths: &[100] }, 1, moved(bytes));
+            assert_eq!(roster.workers[0].takes(TOKENS), Some(51_200));
+        };
+        roster.loaded(0, loaded());
+        ran(&mut roster, 1_010_000);
+        roster.obeyed(0, Order::Check, (Footprint::default(), moved(2_000_000)));
+        ran(&mut roster, 2_010_000);
+        // The next backend counts anew.
+        roster.lost(0, &BackendError::Lost("on purpose".into()));
+        roster.loaded(0, loaded());
+        ran(&mut roster, 1_010_000);
     }
 
     #[test]

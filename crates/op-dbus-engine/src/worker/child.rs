@@ -1,8 +1,10 @@
 //! A worker process: started, watched, killed and reaped.
 
+use std::ffi::OsString;
 use std::io;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -19,6 +21,12 @@ use crate::usage::MemoryUse;
 const END_TIME: Duration = Duration::from_secs(1);
 /// How often it is looked for. Not by a thread: a worker may be lost because there are none left.
 const LOOK_EVERY: Duration = Duration::from_millis(1);
+
+/// So many of one command line may be killed and not have ended: each holds memory and a place among the tasks of
+/// the service, and the next would end in the same call of the same driver.
+const KEPT_MAX: usize = 3;
+/// Those that the kernel keeps, with the arguments of each, whoever has started them: the next engine has the same.
+static KEPT: Mutex<Vec<(Vec<OsString>, Child)>> = Mutex::new(Vec::new());
 
 /// A backend in a child process. Dropping it kills the process and reaps it.
 #[derive(Debug)]
@@ -39,12 +47,15 @@ impl ChildBackend {
     ///
     /// # Errors
     /// `Load`, of the kind that the worker gave, or `Other` if it could not be started, ended,
-    /// exceeded its time or made no sense; `Killed`. The process is gone then.
+    /// exceeded its time or made no sense, or if too many before it were killed and have not ended; `Killed`. The
+    /// process is gone then.
     pub fn spawn(
         mut command: Command,
         shape: RegionShape,
         timeouts: Timeouts,
     ) -> Result<Self, BackendError> {
+        let arguments: Vec<OsString> = command.get_args().map(ToOwned::to_owned).collect();
+        refuse_more(&arguments)?;
         let (ours, theirs) =
             socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC)
                 .map_err(|errno| cannot("make the worker's socket", &errno.into()))?;
@@ -56,7 +67,7 @@ impl ChildBackend {
             cannot(&format!("start the worker {}", command.get_program().display()), &error)
         })?;
         let id = child.id();
-        let mut process = Process(Some(child));
+        let mut process = Process { child: Some(child), arguments };
         // It keeps the worker's end open, and the end of the worker would go unseen.
         drop(command);
         match link.wait_loaded(id, timeouts) {
@@ -139,7 +150,10 @@ impl ChildBackend {
 
 /// Kills and reaps.
 #[derive(Debug)]
-struct Process(Option<Child>);
+struct Process {
+    child: Option<Child>,
+    arguments: Vec<OsString>,
+}
 
 impl Process {
     /// Ends the process of `link` for this reason, and tells what it is `otherwise` if nobody else has ended it
@@ -165,23 +179,23 @@ impl Process {
 
     /// Whether the process, which ends if it is honest, has done so.
     fn has_ended(&mut self) -> bool {
-        self.0.as_mut().is_none_or(|child| matches!(wait(child), Ok(Some(_))))
+        self.child.as_mut().is_none_or(|child| matches!(wait(child), Ok(Some(_))))
     }
 
     /// Kills the process and says how it has ended, which it may have by itself, and by which signal. One that
     /// the kernel does not let go, as a driver that hangs has it, is not waited for: the worker's batch is
     /// somebody else's by then.
     fn kill(&mut self) -> (String, Option<Signal>) {
-        let Some(mut child) = self.0.take() else { return ("its process has ended".into(), None) };
+        let Some(mut child) = self.child.take() else {
+            return ("its process has ended".into(), None);
+        };
         let id = child.id();
         // Fails only if it has ended and been waited for.
         let _ = child.kill();
         let status = match wait(&mut child) {
             Ok(Some(status)) => status,
             Ok(None) => {
-                let reap = move || drop(child.wait());
-                // Without a thread it is there until we end, and counts against the limit of tasks.
-                let _ = thread::Builder::new().name("reap".to_owned()).spawn(reap);
+                kept().push((std::mem::take(&mut self.arguments), child));
                 return (format!("process {id} is killed, and has not ended yet"), None);
             }
             Err(error) => return (format!("process {id} can't be waited for ({error})"), None),
@@ -205,6 +219,27 @@ impl Drop for Process {
     }
 }
 
+/// Those that are kept still; what has ended meanwhile is reaped.
+fn kept() -> MutexGuard<'static, Vec<(Vec<OsString>, Child)>> {
+    let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
+    kept.retain_mut(|(_, child)| matches!(child.try_wait(), Ok(None)));
+    kept
+}
+
+/// Refuses another process with these arguments where too many before it have not ended.
+fn refuse_more(arguments: &[OsString]) -> Result<(), BackendError> {
+    let alike = kept().iter().filter(|(of, _)| of == arguments).count();
+    if alike < KEPT_MAX {
+        return Ok(());
+    }
+    let message = format!(
+        "{alike} processes of this worker are killed and have not ended, as the kernel keeps them, and at most \
+         {KEPT_MAX} may be so; no other is started before one has ended: see `journalctl -k` for its driver, or \
+         restart the machine"
+    );
+    Err(BackendError::Load { kind: LoadErrorKind::Other, message })
+}
+
 /// Waits for the end of a process, but not for one that does not come.
 fn wait(child: &mut Child) -> io::Result<Option<ExitStatus>> {
     let deadline = Instant::now() + END_TIME;
@@ -219,4 +254,44 @@ fn wait(child: &mut Child) -> io::Result<Option<ExitStatus>> {
 fn cannot(what: &str, error: &io::Error) -> BackendError {
     let message = format!("can't {what} ({error}); check the limits of the service");
     BackendError::Load { kind: LoadErrorKind::Other, message }
+}
+
+#[cfg(test)]
+mod tests {
+    use nix::sys::signal::kill;
+    use nix::sys::wait::{Id, WaitPidFlag, waitid};
+    use nix::unistd::Pid;
+
+    use super::*;
+
+    const SHAPE: RegionShape = RegionShape { tokens_max: 8, rows_max: 8, dimensions: 8 };
+
+    /// What a worker that can't be started says. It is a program that ends at once.
+    fn refusal(argument: &str) -> String {
+        let mut command = Command::new("true");
+        command.arg(argument);
+        ChildBackend::spawn(command, SHAPE, Timeouts::default()).unwrap_err().to_string()
+    }
+
+    /// A process that runs stands for one that the kernel keeps.
+    #[test]
+    fn processes_that_do_not_end_are_not_started_for_ever() {
+        let sleeps = || Command::new("tail").args(["-f", "/dev/null"]).spawn().unwrap();
+        let mut pid = Pid::this();
+        for _ in 0..KEPT_MAX {
+            assert!(refusal("one").contains("closed its socket"));
+            let child = sleeps();
+            pid = Pid::from_raw(i32::try_from(child.id()).unwrap());
+            kept().push((vec!["one".into()], child));
+        }
+        assert!(refusal("one").contains("3 processes of this worker are killed and have not"));
+        assert!(refusal("other").contains("closed its socket"), "another device is no worse");
+        kill(pid, Signal::SIGKILL).unwrap();
+        waitid(Id::Pid(pid), WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT).unwrap();
+        assert!(refusal("one").contains("closed its socket"), "one has ended");
+        for (_, mut child) in kept().drain(..) {
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
+    }
 }

@@ -170,18 +170,23 @@ async fn calls_that_leave_a_failover_have_one_successor_loaded_for_all_of_them()
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_device_that_is_kept_as_nothing_else_works_is_left_once_something_does() {
-    let (root, next) = (tempfile::tempdir().unwrap(), Next::default());
-    let service = service(&root, next.spawner());
-    service.start().await;
-    next.broken.store(true, Ordering::SeqCst);
-    for _ in 0..2 {
-        embed(&service, "boom!").await.unwrap_err();
-        service.improve().await;
+    for reloads in [false, true] {
+        let (root, next) = (tempfile::tempdir().unwrap(), Next::default());
+        let service = service(&root, next.spawner());
+        service.start().await;
+        next.broken.store(true, Ordering::SeqCst);
+        for _ in 0..2 {
+            service.improve().await;
+            embed(&service, "boom!").await.unwrap_err();
+        }
+        next.broken.store(false, Ordering::SeqCst);
+        embed(&service, "a").await.unwrap();
+        match reloads {
+            true => service.reload().await.unwrap(),
+            false => drop(service.improve().await),
+        }
+        assert_eq!(embed(&service, "boom!").await.unwrap(), "cpu");
     }
-    next.broken.store(false, Ordering::SeqCst);
-    embed(&service, "a").await.unwrap();
-    service.improve().await;
-    assert_eq!(embed(&service, "boom!").await.unwrap(), "cpu");
 }
 
 /// Workers of which the first on ggml is lost with "!", and none can be had there while it is `away`.

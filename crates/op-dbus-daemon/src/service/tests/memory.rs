@@ -25,6 +25,19 @@ async fn engines_that_the_traffic_has_left_are_unloaded_too() {
     }
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_trim_leaves_what_a_change_has_loaded() {
+    let (_root, _, service) = started(&[]).await;
+    // As a change of level has both until the disk has it.
+    let change = service.0.change.lock().await;
+    let next = service.serving(Some(Level::Low), None).await.unwrap();
+    service.trim().await;
+    assert_eq!(next.engine.presence(), Presence::Loaded);
+    drop(change);
+    service.trim().await;
+    assert_eq!(next.engine.presence(), Presence::Unloaded(Absence::Asked));
+}
+
 #[tokio::test]
 async fn an_unload_waits_for_calls_that_name_a_level() {
     let (_root, backends, service) = started(&[]).await;

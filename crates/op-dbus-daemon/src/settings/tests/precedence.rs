@@ -314,6 +314,24 @@ state file /var/lib/op-dbus/state.json: vector_level = \"huge\" is not accepted;
     assert!(text.contains("novelty") && text.contains("\"vector_level\": \"low\""), "{text}");
 }
 
+#[test]
+fn a_damaged_state_stays_until_everything_else_is_right() {
+    let mut tree = Tree::new(&[(STATE, "damaged"), (MAIN, "threads = \"many\"")]);
+    tree.sources.repair_state = true;
+    let state = tree.path().join(STATE);
+    // A value that is wrong by itself, and one beside another.
+    let mistakes = ["threads = \"many\"", "cpu_engine = \"ort\"\ncpu_isa = \"avx2\""];
+    for mistake in mistakes {
+        tree.write(MAIN, mistake.as_bytes());
+        assert!(!tree.mistakes().contains("state.json"), "it is told as if it were moved");
+        assert!(state.exists(), "nobody is told that it was moved");
+    }
+    tree.write(MAIN, b"");
+    let told = tree.loaded().warnings;
+    assert!(told[0].text.contains("it was moved to"), "{told:?}");
+    assert!(!state.exists());
+}
+
 /// Changes a setting as the service does.
 fn set(loaded: &mut Loaded, key: &str, value: &str) -> Result<(), ChangeError> {
     let mut changed = loaded.with(key, value)?;
