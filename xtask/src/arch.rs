@@ -44,7 +44,9 @@ fn build(op_dbus: &Path) -> Result<PathBuf, String> {
     let copy = |from: &Path, to: &str| {
         shell::run(program("cp", &["-r"]).arg(from).arg(folder.path().join(to)))
     };
-    copy(&shell::root().join("packaging/arch/PKGBUILD"), "PKGBUILD")?;
+    for file in ["PKGBUILD", "op-dbus.install"] {
+        copy(&shell::root().join("packaging/arch").join(file), file)?;
+    }
     copy(&shell::root().join("LICENSE"), "LICENSE")?;
     copy(&tree, "tree")?;
     let mut makepkg = as_nobody(folder.path())?;

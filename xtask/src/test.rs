@@ -1,6 +1,8 @@
 //! `cargo xtask test`: everything that must hold before a change lands.
 
 use std::path::PathBuf;
+use std::sync::LazyLock;
+use std::time::Instant;
 
 use crate::dist::Program;
 use crate::shell::{self, Outcome, cargo, program};
@@ -91,8 +93,10 @@ pub fn run() -> Outcome {
     Ok(())
 }
 
+/// The time behind it tells where that of the whole goes.
 fn step(name: &str) {
-    println!("\n── {name}");
+    static BEGUN: LazyLock<Instant> = LazyLock::new(Instant::now);
+    println!("\n── {name} (after {} s)", BEGUN.elapsed().as_secs());
 }
 
 /// Fills the store that the tests read: the three levels, ONNX Runtime to compare with, two providers that
