@@ -188,10 +188,18 @@ async fn a_model_that_comes_or_is_repaired_is_served_to_the_next_call() -> Outco
 
     Damage::Flipped.apply(&model.join(FILES[0]))?;
     let daemon = setup.settled_as("failed", &bus).await?;
-    fs::copy(needs::store().join("models").join(LOW).join(FILES[0]), model.join(FILES[0]))?;
+    fs::rename(&model, &elsewhere)?;
     // A failure is answered from memory for some seconds.
-    let answers = async || Ok(daemon.client().embedder.embed("x").await.is_ok());
-    eventually("an answer", answers).await?;
+    let is_missing = async || {
+        let refusal = daemon.client().embedder.embed("x").await;
+        Ok(refused(refusal, ErrorName::ModelNotInstalled).is_ok())
+    };
+    eventually("the other failure", is_missing).await?;
+    daemon.process.says("is not installed").await?;
+    let weights = needs::store().join("models").join(LOW).join(FILES[0]);
+    fs::copy(weights, elsewhere.join(FILES[0]))?;
+    fs::rename(&elsewhere, &model)?;
+    daemon.client().embedder.embed("x").await?;
     daemon.state(|state| state == "ready").await?;
     daemon.stop().await
 }

@@ -1,4 +1,4 @@
-//! What the doctor says of the service's folders, and what becomes of what lies there.
+//! What the doctor says of the service's folders.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;

@@ -105,11 +105,15 @@ async fn status(lease: &mut Lease) -> Result<Value, Refusal> {
     Ok(op_dbus_api::json_object(&lease.answer(manager.get_status()).await?))
 }
 
-/// Whether `name` may be the model that is to serve: the service tells that of one that does and of no other, and a
-/// client that was told 404 would not come again.
+/// Whether `name` may be the model that is to serve: the service tells an imported one when it serves, and a client that
+/// was told 404 would not come again.
 fn may_come(status: &Value, name: &str) -> bool {
-    let serves_none = [State::Loading, State::Failed, State::Draining];
-    serves_none.iter().any(|state| status["state"] == state.as_str()) || status["model"] == name
+    let serves_none = [State::Loading, State::Failed, State::Draining]
+        .iter()
+        .any(|state| status["state"] == state.as_str());
+    let is_told =
+        ["model", "level"].iter().any(|key| status[key].as_str().is_some_and(|it| !it.is_empty()));
+    serves_none && !is_told || status["model"] == name
 }
 
 /// The names that can be asked for now: what is in force, and each installed level by both its

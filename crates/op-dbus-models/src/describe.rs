@@ -87,12 +87,12 @@ pub(crate) fn onnx(
     let modules = modules.as_deref().map(read_modules).transpose()?;
     let dense = modules.as_ref().map_or(&[][..], |modules| &modules.dense);
     let behind = dense_outputs(place, dense)?;
-    let holds_them = facts.pooled && is_same(behind, facts.dimensions);
+    let holds_them = facts.finished && is_same(behind, facts.dimensions);
     if !dense.is_empty() && !holds_them {
         return Err(refuse(
             "an ONNX graph with Dense modules beside it that it does not hold",
-            "Dense modules of a model in safetensors, or a graph that holds them itself and ends in one vector \
-             per text, of the out_features of the last",
+            "Dense modules of a model in safetensors, or a graph that holds them itself and ends in \
+             sentence_embedding, of the out_features of the last",
         ));
     }
     let (path, normalize) = match &modules {
@@ -163,8 +163,7 @@ fn graph_pooling(
         (None, None) if pooled => Ok(Pooling::Mean),
         (None, None) => Err(refuse(
             "an ONNX graph that ends in one vector per token, and no 1_Pooling/config.json",
-            "a 1_Pooling folder, or --pooling; or a graph that ends in one vector per text, which beside one per \
-             token has the name sentence_embedding or alone the width of --dimensions",
+            "a graph that ends in one vector per text, a 1_Pooling folder, or --pooling",
         )),
     }
 }

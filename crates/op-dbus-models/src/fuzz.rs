@@ -71,7 +71,7 @@ fn describe_both(path: &Path) {
         let is_prompt = |name: &String| found.prompts.contains_key(name);
         assert!(found.default_prompt.iter().all(is_prompt), "{found:?}");
     }
-    let facts = OnnxFacts { dimensions: None, pooled: true };
+    let facts = OnnxFacts { dimensions: None, pooled: true, finished: true };
     let progress = Progress::silent();
     let options = ImportOptions {
         inspect: &|_| Err("nobody asks".into()),

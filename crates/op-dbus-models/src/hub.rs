@@ -79,13 +79,14 @@ impl<'a> Hub<'a> {
     /// and root follows no link of his.
     pub(crate) fn download(&self, record: &FileRecord) -> Result<PathBuf, Error> {
         let part = self.partial.join(format!("{}.part", record.sha256));
-        let whole = act_as(self.owner, || self.complete(&part, record))
+        let roots = roots()?;
+        let whole = act_as(self.owner, || self.complete(&part, record, roots))
             .unwrap_or_else(|error| Err(Error::io("write", &part, error)));
         whole.map_err(|error| self.by_variable(error))?;
         Ok(part)
     }
 
-    fn complete(&self, part: &Path, record: &FileRecord) -> Result<(), Error> {
+    fn complete(&self, part: &Path, record: &FileRecord, roots: RootCerts) -> Result<(), Error> {
         let fail = |error| Error::io("write", part, error);
         let (name, bytes) = (&record.path, record.bytes);
         let mut start = std::fs::metadata(part).map_or(0, |meta| meta.len());
@@ -98,7 +99,7 @@ impl<'a> Hub<'a> {
         if start > bytes {
             start = 0;
         }
-        let asked = self.ask(name, start, roots()?).inspect_err(|error| {
+        let asked = self.ask(name, start, roots).inspect_err(|error| {
             // It has less of the file than there is: that was another one's.
             if matches!(error, ureq::Error::StatusCode(416)) {
                 std::fs::remove_file(part).ok();
@@ -212,16 +213,16 @@ fn authority(endpoint: &str) -> &str {
 /// The authorities that this machine trusts, with those of its owner; Mozilla's where it has none.
 fn roots() -> Result<RootCerts, Error> {
     let found = rustls_native_certs::load_native_certs();
-    let named = ["SSL_CERT_FILE", "SSL_CERT_DIR"].map(|name| (name, std::env::var_os(name)));
-    let set = named.iter().find(|(_, value)| value.as_ref().is_some_and(|value| !value.is_empty()));
+    let named = |name| Some((name, std::env::var_os(name)?));
+    // An empty one is set for those who read it.
+    let set = ["SSL_CERT_FILE", "SSL_CERT_DIR"].into_iter().find_map(named);
     match (found.certs.is_empty(), set) {
         (true, Some((name, value))) => {
-            let value = value.as_ref().map(|value| value.display().to_string());
             let why = found.errors.first().map(|error| format!(" ({error})"));
             Err(failure(format_args!(
                 "{name} is {}, where no certificate can be read{}; name a file of certificates in \
                  PEM, or unset it",
-                value.unwrap_or_default(),
+                value.display(),
                 why.unwrap_or_default()
             )))
         }

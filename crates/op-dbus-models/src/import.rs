@@ -21,6 +21,8 @@ pub struct OnnxFacts {
     pub dimensions: Option<usize>,
     /// Whether the graph ends in one vector per text; else it ends in one vector per token.
     pub pooled: bool,
+    /// Whether the name of that output tells that nothing is left to do to it.
+    pub finished: bool,
 }
 
 /// Reads the bytes of an ONNX graph.

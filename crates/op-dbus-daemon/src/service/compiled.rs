@@ -1,7 +1,7 @@
 //! The folder in which a provider keeps what it has compiled, such as TensorRT's engines.
 
 use std::fmt::Write;
-use std::fs::{self, File};
+use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
@@ -20,9 +20,6 @@ pub(super) fn folder(blueprint: &Blueprint, settings: &Settings) -> PathBuf {
         // The worker goes on without, and its provider may say so.
         tracing::warn!("no folder {} for what is compiled: {error}", folder.display());
     }
-    // It is in use, also where the file system does not tell that its files are read. Where this can't be
-    // kept, nothing is removed either.
-    let _ = File::open(&folder).and_then(|folder| folder.set_modified(SystemTime::now()));
     folder
 }
 

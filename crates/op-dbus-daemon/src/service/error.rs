@@ -127,7 +127,10 @@ impl Error {
 
     /// Whether it is the model that is missing or damaged.
     pub(super) fn is_of_model(&self) -> bool {
-        self.is_of_missing_model() || matches!(self.root(), Self::Model(_))
+        let root = self.root();
+        self.is_of_missing_model()
+            || matches!(root, Self::Model(_) | Self::Tokenizer { .. })
+            || matches!(root, Self::Backend(BackendError::Load { kind, .. }) if *kind == LoadErrorKind::ModelCorrupt)
     }
 
     /// Whether the store lacks the model. That it does is found at a glance, and may be over by the next call.

@@ -66,8 +66,8 @@ struct Inner {
     fallbacks: AtomicU64,
     /// Permits for the inputs that wait for another provider.
     held: Semaphore,
-    /// A call has loaded what could not be loaded before, and is to come into force.
-    came: Notify,
+    /// A call has tried to load what could not be loaded before: that comes into force, or why it can't.
+    tried: Notify,
     /// Nothing that calls wait for comes any more.
     ended: CancellationToken,
 }
@@ -95,7 +95,7 @@ impl Service {
         };
         let now = Now { phase, since: SystemTime::now(), loaded, fleet };
         let now = watch::Sender::new(Arc::new(now));
-        let (change, trimming, given, fallbacks, came, ended) = Default::default();
+        let (change, trimming, given, fallbacks, tried, ended) = Default::default();
         Self(Arc::new(Inner {
             now,
             change,
@@ -106,7 +106,7 @@ impl Service {
             given,
             fallbacks,
             held: Semaphore::new(failover::HELD_KIB_MAX),
-            came,
+            tried,
             ended,
         }))
     }
@@ -165,18 +165,11 @@ impl Service {
                 tokio::time::timeout_at(deadline.into(), load).await.map_err(late)?
             }
         };
-        match served {
-            Ok(served) if in_force => {
-                self.0.came.notify_one();
-                Ok(served)
-            }
-            Ok(served) => {
-                self.tell_named(&served, now.settings());
-                Ok(served)
-            }
-            Err(error) if in_force => Err(Error::InForce(error)),
-            Err(error) => Err(Error::Load(error)),
+        if in_force {
+            self.0.tried.notify_one();
+            return served.map_err(Error::InForce);
         }
+        served.inspect(|served| self.tell_named(served, now.settings())).map_err(Error::Load)
     }
 
     /// As [`Service::serving`] for so many texts of a user. While they wait for a load they count against that

@@ -66,12 +66,12 @@ impl Service {
                     self.reconsider().await;
                     not_before = Instant::now() + PAUSE;
                 }
-                () = self.0.came.notified() => self.revive().await,
+                () = self.0.tried.notified() => self.revive(true).await,
                 () = reached(retry) => {
                     // One that is unloaded is passed over, and has its turn once a call has loaded it: it may be
                     // unloaded at each look.
                     is_owed = self.improve().await;
-                    self.revive().await;
+                    self.revive(false).await;
                     tried = Instant::now();
                 }
             }
@@ -176,19 +176,20 @@ impl Service {
 
     /// Tries once more to load the model that could not be loaded, if what failed may be there by now
     /// without anybody having told us: a provider, or a model that is missing. A damaged one is read again
-    /// when a call asks for it; what a call has loaded comes into force here.
-    pub async fn revive(&self) {
+    /// when a call asks for it; what came of a call that `has_tried` is taken up.
+    pub async fn revive(&self, has_tried: bool) {
         let Ok(now) = self.staying() else { return };
         let (Phase::Failed(cause), Some(choice)) = (&now.phase, wanted(now.settings())) else {
             return;
         };
         let may_be_there = matches!(cause.root(), Error::Provider(_) | Error::Backend(_))
             || cause.is_of_missing_model();
-        if !may_be_there && !now.fleet.served().iter().any(|served| served.choice == choice) {
-            return;
-        }
         // As in `improve`, no change waits for that, and what has changed meanwhile stays so.
-        let end = now.fleet.get_anew(&choice).await;
+        let end = match (has_tried, may_be_there) {
+            (true, _) => now.fleet.get(&choice).await,
+            (false, true) => now.fleet.get_anew(&choice).await,
+            (false, false) => return,
+        };
         let _change = self.0.change.lock().await;
         if !matches!(&self.now().phase, Phase::Failed(it) if Arc::ptr_eq(it, cause)) {
             return;

@@ -22,7 +22,7 @@ fn store() -> tempfile::TempDir {
         r#"{"prompts": {"plain": "", "query": "query: "}, "default_prompt_name": "query"}"#;
     fs::write(source.join("config_sentence_transformers.json"), prompts).unwrap();
     let options = ImportOptions {
-        inspect: &|_| Ok(OnnxFacts { dimensions: None, pooled: true }),
+        inspect: &|_| Ok(OnnxFacts { dimensions: None, pooled: true, finished: true }),
         tokenizer: &|_, _| Ok(()),
         model: &|_| Ok(()),
         progress: &Progress::silent(),

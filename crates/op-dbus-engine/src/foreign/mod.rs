@@ -75,8 +75,7 @@ const NOT_EMBEDDINGS: &str = "pooler_output";
 /// The output that holds vectors of `dimensions`, or of any where they are not known yet.
 ///
 /// The first output is not always it: some exports echo an input there. What counts is the type
-/// and the rank, then the name; a choice that would be a guess is refused. Beside vectors per token, those per row
-/// need a name that tells them: others may be BERT's classifier head.
+/// and the rank, then the name; a choice that would be a guess is refused.
 ///
 /// # Errors
 /// A sentence listing the outputs, if none or more than one could be it.
@@ -97,8 +96,8 @@ pub fn choose(outputs: &[Port<'_>], dimensions: Option<usize>) -> Result<Output,
         return Ok(Output { name, per_token: true });
     }
     match (&pooled[..], &tokens[..]) {
-        (_, [name]) => Ok(Output { name: (*name).to_owned(), per_token: true }),
-        ([name], []) => Ok(Output { name: (*name).to_owned(), per_token: false }),
+        ([name], _) => Ok(Output { name: (*name).to_owned(), per_token: false }),
+        ([], [name]) => Ok(Output { name: (*name).to_owned(), per_token: true }),
         _ => {
             let found: Vec<String> =
                 outputs.iter().map(|port| format!("{} ({})", port.name, port.shown)).collect();
@@ -109,6 +108,20 @@ pub fn choose(outputs: &[Port<'_>], dimensions: Option<usize>) -> Result<Output,
             ))
         }
     }
+}
+
+/// Whether its name tells that an output is a finished vector per row.
+#[must_use]
+pub fn is_finished(name: &str) -> bool {
+    POOLED_NAMES.contains(&name)
+}
+
+/// Whether the `output` that was chosen may be BERT's own classifier head: a vector per row of which the name tells
+/// nothing, beside vectors per token that could be meant as well.
+#[must_use]
+pub fn may_be_head(output: &Output, outputs: &[Port<'_>], dimensions: Option<usize>) -> bool {
+    let has_tokens = || outputs.iter().any(|port| fits(port, 3, dimensions));
+    !output.per_token && !is_finished(&output.name) && has_tokens()
 }
 
 fn fits(port: &Port<'_>, rank: usize, dimensions: Option<usize>) -> bool {
@@ -127,7 +140,11 @@ mod tests {
 
     #[test]
     fn an_echoed_input_is_not_taken_for_the_embedding() {
-        let outputs = [port("output", None), port("461", Some(&[-1, 384]))];
+        let outputs = [
+            port("output", None),
+            port("states", Some(&[-1, -1, 384])),
+            port("461", Some(&[-1, 384])),
+        ];
         let chosen = Output { name: "461".into(), per_token: false };
         assert_eq!(choose(&outputs, Some(384)), Ok(chosen));
         assert!(choose(&outputs[..1], Some(384)).unwrap_err().contains("output (shown)"));
@@ -145,22 +162,23 @@ mod tests {
     }
 
     #[test]
-    fn beside_vectors_per_token_one_per_row_needs_a_name() {
-        let states = port("output_0", Some(&[-1, -1, 768]));
-        let chosen = |other: Port<'_>, dimensions| {
-            choose(&[states.clone(), other], dimensions).map(|output| output.name)
+    fn beside_vectors_per_token_one_per_row_without_a_name_may_be_the_head() {
+        let states = || port("output_0", Some(&[-1, -1, 768]));
+        let is_unclear = |other: Port<'_>, dimensions| {
+            let outputs = [states(), other];
+            let chosen = choose(&outputs, dimensions).unwrap();
+            may_be_head(&chosen, &outputs, dimensions)
         };
         let head = || port("output_1", Some(&[-1, 768]));
-        assert_eq!(chosen(head(), Some(768)).as_deref(), Ok("output_0"));
-        assert_eq!(chosen(head(), None).as_deref(), Ok("output_0"));
-        let named = port("sentence_embedding", Some(&[-1, 768]));
-        assert_eq!(chosen(named, None).as_deref(), Ok("sentence_embedding"));
+        assert!(is_unclear(head(), Some(768)) && is_unclear(head(), None));
+        for name in ["sentence_embedding", NOT_EMBEDDINGS] {
+            assert!(!is_unclear(port(name, Some(&[-1, 768])), None), "{name}");
+        }
         // Vectors per token of that width there are not.
         let narrow = || port("output_1", Some(&[-1, 512]));
-        assert_eq!(chosen(narrow(), Some(512)).as_deref(), Ok("output_1"));
-        assert_eq!(chosen(narrow(), None).as_deref(), Ok("output_0"));
-        let layers = [states.clone(), port("output_2", Some(&[-1, -1, 768])), head()];
-        assert!(choose(&layers, Some(768)).is_err());
+        assert!(!is_unclear(narrow(), Some(512)) && is_unclear(narrow(), None));
+        let alone = [head()];
+        assert!(!may_be_head(&choose(&alone, None).unwrap(), &alone, None));
     }
 
     #[test]

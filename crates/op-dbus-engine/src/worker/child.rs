@@ -26,7 +26,16 @@ const LOOK_EVERY: Duration = Duration::from_millis(1);
 /// the service, and the next would end in the same call of the same driver.
 const KEPT_MAX: usize = 3;
 /// Those that the kernel keeps, with the arguments of each, whoever has started them: the next engine has the same.
-static KEPT: Mutex<Vec<(Vec<OsString>, Child)>> = Mutex::new(Vec::new());
+static KEPT: Mutex<Vec<Kept>> = Mutex::new(Vec::new());
+/// A device that is slow to let go has done so by then.
+const LET_GO_TIME: Duration = Duration::from_secs(30);
+
+/// A process that is killed and has not ended.
+struct Kept {
+    arguments: Vec<OsString>,
+    child: Child,
+    since: Instant,
+}
 
 /// A backend in a child process. Dropping it kills the process and reaps it.
 #[derive(Debug)]
@@ -195,7 +204,8 @@ impl Process {
         let status = match wait(&mut child) {
             Ok(Some(status)) => status,
             Ok(None) => {
-                kept().push((std::mem::take(&mut self.arguments), child));
+                let arguments = std::mem::take(&mut self.arguments);
+                kept().push(Kept { arguments, child, since: Instant::now() });
                 return (format!("process {id} is killed, and has not ended yet"), None);
             }
             Err(error) => return (format!("process {id} can't be waited for ({error})"), None),
@@ -220,15 +230,17 @@ impl Drop for Process {
 }
 
 /// Those that are kept still; what has ended meanwhile is reaped.
-fn kept() -> MutexGuard<'static, Vec<(Vec<OsString>, Child)>> {
-    let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
-    kept.retain_mut(|(_, child)| matches!(child.try_wait(), Ok(None)));
-    kept
+fn kept() -> MutexGuard<'static, Vec<Kept>> {
+    let mut all = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
+    all.retain_mut(|kept| matches!(kept.child.try_wait(), Ok(None)));
+    all
 }
 
 /// Refuses another process with these arguments where too many before it have not ended.
 fn refuse_more(arguments: &[OsString]) -> Result<(), BackendError> {
-    let alike = kept().iter().filter(|(of, _)| of == arguments).count();
+    let is_alike =
+        |kept: &&Kept| kept.arguments == arguments && kept.since.elapsed() >= LET_GO_TIME;
+    let alike = kept().iter().filter(is_alike).count();
     if alike < KEPT_MAX {
         return Ok(());
     }
@@ -282,16 +294,21 @@ mod tests {
             assert!(refusal("one").contains("closed its socket"));
             let child = sleeps();
             pid = Pid::from_raw(i32::try_from(child.id()).unwrap());
-            kept().push((vec!["one".into()], child));
+            let since = Instant::now() - LET_GO_TIME;
+            kept().push(Kept { arguments: vec!["one".into()], child, since });
         }
         assert!(refusal("one").contains("3 processes of this worker are killed and have not"));
         assert!(refusal("other").contains("closed its socket"), "another device is no worse");
         kill(pid, Signal::SIGKILL).unwrap();
         waitid(Id::Pid(pid), WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT).unwrap();
         assert!(refusal("one").contains("closed its socket"), "one has ended");
-        for (_, mut child) in kept().drain(..) {
-            child.kill().unwrap();
-            child.wait().unwrap();
+        // A worker that was just killed is no sign of a driver that hangs.
+        kept().iter_mut().for_each(|kept| kept.since = Instant::now());
+        kept().push(Kept { arguments: vec!["one".into()], child: sleeps(), since: Instant::now() });
+        assert!(refusal("one").contains("closed its socket"), "they were killed just now");
+        for mut kept in kept().drain(..) {
+            kept.child.kill().unwrap();
+            kept.child.wait().unwrap();
         }
     }
 }

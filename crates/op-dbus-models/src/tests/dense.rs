@@ -87,7 +87,7 @@ fn a_normalising_module_scales_the_vector_of_the_text() {
     files.remove("model.safetensors");
     files.insert("model.onnx".into(), b"graph".to_vec());
     fixture::write_folder(&bench.path("source"), &files);
-    let facts = OnnxFacts { dimensions: Some(WIDTH), pooled: true };
+    let facts = OnnxFacts { dimensions: Some(WIDTH), pooled: true, finished: true };
     let message = bench.import_graph(&bench.path("source"), "mine", facts).unwrap_err();
     assert!(message.to_string().contains("2_Normalize/config.json with module_in"), "{message}");
     // Before version 6 it had no file, and needed no folder.
@@ -196,7 +196,7 @@ fn weights_that_are_damaged_or_not_there_are_named() {
 
 #[test]
 fn a_graph_of_ones_own_holds_the_modules_beside_it() {
-    let import = |dimensions, pooled, pooling| {
+    let import = |dimensions, finished, pooling| {
         let bench = Bench::new();
         let mut files = model(&TWO);
         files.remove("model.safetensors");
@@ -206,7 +206,8 @@ fn a_graph_of_ones_own_holds_the_modules_beside_it() {
         set(&mut files, "1_Pooling/config.json", &pooling);
         let source = bench.path("source");
         fixture::write_folder(&source, &files);
-        let model = bench.import_graph(&source, "mine", OnnxFacts { dimensions, pooled });
+        let model =
+            bench.import_graph(&source, "mine", OnnxFacts { dimensions, pooled: true, finished });
         model.map_err(|error| error.to_string())
     };
     let mode = |mode: &str| json!({ "embedding_dimension": WIDTH, "pooling_mode": mode });
@@ -219,8 +220,9 @@ fn a_graph_of_ones_own_holds_the_modules_beside_it() {
             assert!(model.dense.is_empty());
         }
     }
-    for (dimensions, pooled) in [(Some(2), false), (Some(WIDTH), false), (Some(WIDTH), true)] {
-        let message = import(dimensions, pooled, mode("mean")).unwrap_err();
+    // By a name that tells nothing it may be what is given to the modules.
+    for (dimensions, finished) in [(Some(2), false), (Some(WIDTH), false), (Some(WIDTH), true)] {
+        let message = import(dimensions, finished, mode("mean")).unwrap_err();
         assert!(message.contains("Dense modules beside it that it does not hold"), "{message}");
     }
     let unprompted = json!({ "pooling_mode": "lasttoken", "include_prompt": false });

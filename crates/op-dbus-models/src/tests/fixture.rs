@@ -153,7 +153,7 @@ impl Bench {
     }
 
     pub(super) fn import(&self, path: &Path, name: &str) -> Result<Model, Error> {
-        let facts = OnnxFacts { dimensions: None, pooled: false };
+        let facts = OnnxFacts { dimensions: None, pooled: false, finished: false };
         self.import_graph(path, name, facts)
     }
 

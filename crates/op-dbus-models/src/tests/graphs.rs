@@ -21,7 +21,7 @@ fn a_graph_is_imported_from_its_folder_or_by_its_file() {
     let bench = Bench::new();
     let source = bench.path("source");
     fixture::write_folder(&source, &graph_files());
-    let facts = OnnxFacts { dimensions: Some(8), pooled: true };
+    let facts = OnnxFacts { dimensions: Some(8), pooled: true, finished: true };
     let model = bench.import_graph(&source, "by-folder", facts).unwrap();
     assert_eq!((model.family, model.dimensions), (Family::Onnx, 8));
     assert_eq!(model.max_input_tokens, 64);
@@ -38,15 +38,15 @@ fn a_graph_that_says_too_little_is_refused() {
     let source = bench.path("source");
     fixture::write_folder(&source, &graph_files());
     let cases = [
-        (OnnxFacts { dimensions: None, pooled: true }, "no fixed width"),
-        (OnnxFacts { dimensions: Some(8), pooled: false }, "per token"),
+        (OnnxFacts { dimensions: None, pooled: true, finished: true }, "no fixed width"),
+        (OnnxFacts { dimensions: Some(8), pooled: false, finished: false }, "per token"),
     ];
     for (facts, expected) in cases {
         let message = bench.import_graph(&source, "mine", facts).unwrap_err().to_string();
         assert!(message.contains(expected), "{message}");
     }
     fs::remove_file(source.join("tokenizer_config.json")).unwrap();
-    let facts = OnnxFacts { dimensions: Some(8), pooled: true };
+    let facts = OnnxFacts { dimensions: Some(8), pooled: true, finished: true };
     let message = bench.import_graph(&source, "mine", facts).unwrap_err().to_string();
     assert!(message.contains("--max-input-tokens"), "{message}");
     assert!(bench.visible().is_empty());
@@ -99,7 +99,7 @@ fn what_else_would_be_done_to_the_text_is_refused() {
         let mut files = graph_files();
         set(&mut files, "sentence_bert_config.json", &settings);
         fixture::write_folder(&bench.path("source"), &files);
-        let facts = OnnxFacts { dimensions: Some(8), pooled: true };
+        let facts = OnnxFacts { dimensions: Some(8), pooled: true, finished: true };
         let model = bench.import_graph(&bench.path("source"), "mine", facts);
         model.map(|model| model.max_input_tokens).map_err(|error| error.to_string())
     };
@@ -123,7 +123,7 @@ fn what_else_would_be_done_to_the_text_is_refused() {
 
 #[test]
 fn a_graph_takes_no_more_tokens_than_its_table_has_positions() {
-    let facts = OnnxFacts { dimensions: Some(8), pooled: true };
+    let facts = OnnxFacts { dimensions: Some(8), pooled: true, finished: true };
     let import = |config: serde_json::Value, limit: usize, flag| {
         let bench = Bench::new();
         let source = bench.path("source");
@@ -156,7 +156,7 @@ fn flags_that_contradict_the_model_are_refused() {
     let (folder, graph) = (bench.path("folder"), bench.path("graph"));
     fixture::write_folder(&folder, &fixture::model("bert"));
     fixture::write_folder(&graph, &graph_files());
-    let whole = OnnxFacts { dimensions: Some(8), pooled: true };
+    let whole = OnnxFacts { dimensions: Some(8), pooled: true, finished: true };
     let tokens = OnnxFacts { pooled: false, ..whole };
     let cases = [
         (&folder, whole, (Some(Pooling::Max), None, None), "--pooling max for a model that itself"),

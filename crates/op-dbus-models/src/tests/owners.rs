@@ -20,7 +20,7 @@ fn import(bench: &Bench, meanwhile: impl Fn()) -> Result<Model, Error> {
     fixture::write_folder(&source, &fixture::model("bert"));
     fs::set_permissions(&source, fs::Permissions::from_mode(0o700)).unwrap();
     let options = ImportOptions {
-        inspect: &|_| Ok(OnnxFacts { dimensions: None, pooled: false }),
+        inspect: &|_| Ok(OnnxFacts { dimensions: None, pooled: false, finished: false }),
         tokenizer: &|_, _| {
             meanwhile();
             Ok(())

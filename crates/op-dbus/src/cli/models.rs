@@ -259,12 +259,23 @@ fn facts(onnx: &[u8], dimensions: Option<usize>) -> Result<OnnxFacts, HookError>
         Err(why) if dimensions.is_some() => return Err(why.into()),
         Err(why) => return Err(format!("{why}; say with --dimensions which it is").into()),
     };
+    if let Some(output) = output.as_ref().filter(|it| foreign::may_be_head(it, &ports, dimensions))
+    {
+        let name = &output.name;
+        return Err(format!(
+            "{name} has a vector per text, as the embedding or BERT's classifier head may be, beside one per token; \
+             name the embedding sentence_embedding, or the one per token last_hidden_state, or say with \
+             --dimensions which it is if they differ in that"
+        )
+        .into());
+    }
     let port =
         output.as_ref().and_then(|output| ports.iter().find(|port| port.name == output.name));
     let width = port.and_then(|port| port.floats?.last().copied());
     Ok(OnnxFacts {
         dimensions: width.and_then(|width| usize::try_from(width).ok()),
-        pooled: output.is_some_and(|output| !output.per_token),
+        pooled: output.as_ref().is_some_and(|output| !output.per_token),
+        finished: output.is_some_and(|output| foreign::is_finished(&output.name)),
     })
 }
 

@@ -41,7 +41,7 @@ fn service_on(provider: &str, root: &tempfile::TempDir, spawner: Spawner) -> Ser
     let tiny = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/tiny-bert");
     let models = root.path().join("models");
     let options = ImportOptions {
-        inspect: &|_| Ok(OnnxFacts { dimensions: None, pooled: true }),
+        inspect: &|_| Ok(OnnxFacts { dimensions: None, pooled: true, finished: true }),
         tokenizer: &|_, _| Ok(()),
         model: &|_| Ok(()),
         progress: &Progress::silent(),

@@ -53,7 +53,13 @@ pub async fn run(source: Source, period: Duration) -> Done {
     tokio::spawn(sample(source, period, sender));
     let mut page = Page::new(period);
     loop {
-        screen.0.draw(|frame| page.draw(frame)).map_err(|error| Failure::output(&error))?;
+        if let Err(error) = screen.0.draw(|frame| page.draw(frame)) {
+            match error.raw_os_error() {
+                // The terminal is gone, and the signal that tells is on its way.
+                Some(libc::EIO) => break,
+                _ => return Err(Failure::output(&error)),
+            }
+        }
         tokio::select! {
             Some(reading) = readings.recv() => page.take(reading),
             event = events.next() => match event {
