@@ -222,4 +222,16 @@ mod tests {
             () = silent => {}
         }
     }
+
+    #[test]
+    fn a_name_may_come_only_while_the_service_tells_none() {
+        let may = |state: &str, level: &str, model: &str| {
+            may_come(&json!({ "state": state, "level": level, "model": model }), "own")
+        };
+        assert!(["loading", "failed", "draining"].iter().all(|state| may(state, "", "")));
+        assert!(!may("loading", "low", ""), "a level's names are known");
+        assert!(!may("failed", "", "other"), "it has lost its workers");
+        assert!(!may("ready", "", "other") && !may("disabled", "none", ""));
+        assert!(may("ready", "", "own"), "it came since");
+    }
 }

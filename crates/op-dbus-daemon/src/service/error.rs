@@ -127,10 +127,13 @@ impl Error {
 
     /// Whether it is the model that is missing or damaged.
     pub(super) fn is_of_model(&self) -> bool {
-        let root = self.root();
-        self.is_of_missing_model()
-            || matches!(root, Self::Model(_) | Self::Tokenizer { .. })
-            || matches!(root, Self::Backend(BackendError::Load { kind, .. }) if *kind == LoadErrorKind::ModelCorrupt)
+        match self.root() {
+            Self::Model(_) | Self::Tokenizer { .. } => true,
+            Self::Backend(BackendError::Load { kind, .. }) => {
+                matches!(kind, LoadErrorKind::ModelCorrupt | LoadErrorKind::ModelNotInstalled)
+            }
+            _ => false,
+        }
     }
 
     /// Whether the store lacks the model. That it does is found at a glance, and may be over by the next call.
