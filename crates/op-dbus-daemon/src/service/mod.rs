@@ -19,6 +19,7 @@ mod served;
 mod worker;
 
 use std::future::pending;
+use std::ops::Deref;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -49,8 +50,11 @@ pub use worker::{Blueprint, Crew, Spawner, WorkerProgram};
 pub(crate) use load::start_time_max;
 
 /// The service. Cheap to clone.
+///
+/// A trait object says of itself that threads may share it. Of a structure the compiler finds that out by going through
+/// all that it holds, anew for each method of each D-Bus interface: most of the time that checking this crate took.
 #[derive(Clone)]
-pub struct Service(Arc<Inner>);
+pub struct Service(Arc<dyn Deref<Target = Inner> + Send + Sync>);
 
 struct Inner {
     now: watch::Sender<Arc<Now>>,
@@ -96,7 +100,7 @@ impl Service {
         let now = Now { phase, since: SystemTime::now(), loaded, fleet };
         let now = watch::Sender::new(Arc::new(now));
         let (change, trimming, given, fallbacks, tried, ended) = Default::default();
-        Self(Arc::new(Inner {
+        Self(Arc::new(Box::new(Inner {
             now,
             change,
             means,
@@ -108,7 +112,7 @@ impl Service {
             held: Semaphore::new(failover::HELD_KIB_MAX),
             tried,
             ended,
-        }))
+        })))
     }
 
     /// What the service is now.
