@@ -4,7 +4,6 @@ mod command;
 mod counted;
 mod pipes;
 
-use std::collections::HashMap;
 use std::fs::File;
 use std::io::Write;
 use std::os::fd::{AsFd, OwnedFd};
@@ -15,9 +14,9 @@ use futures_util::StreamExt;
 use nix::fcntl::{FcntlArg, OFlag, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::stat::Mode;
-use op_dbus_api::{BUS_NAME, EMBEDDER_INTERFACE, ErrorName, ROOT_PATH};
+use op_dbus_api::{BUS_NAME, EMBEDDER_INTERFACE, ErrorName, Info, ROOT_PATH};
 use zbus::message::Flags;
-use zbus::{Fd, Message, MessageStream, OwnedVariant, Variant};
+use zbus::{Fd, Message, MessageStream, Variant};
 
 use crate::harness::client::{Client, Options, refused};
 use crate::harness::command::cli;
@@ -46,7 +45,7 @@ tests! {
 }
 
 /// What `EmbedFromFd` answers.
-type Reply = (zbus::OwnedFd, u32, u32, HashMap<String, OwnedVariant>);
+type Reply = (zbus::OwnedFd, u32, u32, Info);
 
 async fn embed(client: &Client, fd: impl AsFd, options: Options<'_>) -> zbus::Result<Reply> {
     client.embedder.embed_from_fd(Fd::from(fd.as_fd()), options).await

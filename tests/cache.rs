@@ -64,7 +64,7 @@ async fn what_comes_again_is_not_computed_again() -> Outcome {
     let fd = Fd::from(OwnedFd::from(File::open(&file)?));
     let (fd, _, _, info) = client.embedder.embed_from_fd(fd, nul).await?;
     assert_eq!(content(fd)?, bytes);
-    assert_eq!(u32::try_from(info["cached"].clone())? as usize, texts.len());
+    assert_eq!(info.cached as usize, texts.len());
     let doubles: Vec<f64> = again.vectors[1].iter().map(|x| f64::from(*x)).collect();
     assert_eq!(client.embedder.embed(all[1]).await?, doubles);
     client.embedder.rank(all[1], &all[1..], 1).await?;

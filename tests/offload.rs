@@ -185,12 +185,11 @@ async fn a_job_goes_where_the_provider_goes() -> Outcome {
     drop(writer);
     let (file, rows, dimensions, info) = within("the job", job.fetch()).await??;
     assert_eq!((rows, provider(&daemon).await?.0.as_str()), (3, "cpu"));
-    let told = |key| String::try_from(info[key].clone());
-    assert_eq!((told("provider")?, told("device")?), ("ggml,cpu".into(), "ggml:0,cpu:0".into()));
+    assert_eq!((&*info.provider, &*info.device), ("ggml,cpu", "ggml:0,cpu:0"));
     // Its vectors have the fingerprint in common, and the precision of each.
     let in_force = client.embedder.vector_space().await?;
     let fingerprint = in_force.split('-').next().unwrap_or_default();
-    assert_eq!(told("space")?, format!("{fingerprint}-{}", told("precision")?));
+    assert_eq!(info.space, format!("{fingerprint}-{}", info.precision));
     let bytes = content(file)?;
     assert_near(numbers(&bytes).chunks(dimensions as usize), &expected, 0.999);
     daemon.stop().await
@@ -211,8 +210,7 @@ async fn a_job_of_another_level_goes_there_too() -> Outcome {
     writer.write_all(b"after\n")?;
     drop(writer);
     let (_, rows, _, info) = within("the job", job.fetch()).await??;
-    let told = |key| String::try_from(info[key].clone());
-    assert_eq!((rows, told("provider")?), (2, "ggml,cpu".into()));
+    assert_eq!((rows, &*info.provider), (2, "ggml,cpu"));
     daemon.stop().await
 }
 

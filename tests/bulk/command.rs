@@ -7,7 +7,7 @@ use std::process::Stdio;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use nix::unistd::Pid;
-use op_dbus_api::ErrorName;
+use op_dbus_api::{ErrorName, Info};
 use tokio::io::AsyncWriteExt;
 use zbus::OwnedVariant;
 
@@ -135,10 +135,10 @@ impl Older {
         &self,
         texts: Vec<String>,
         _options: HashMap<String, OwnedVariant>,
-    ) -> (Vec<u8>, u32, u32, HashMap<String, OwnedVariant>) {
+    ) -> (Vec<u8>, u32, u32, Info) {
         self.calls.lock().unwrap_or_else(PoisonError::into_inner).push(texts.len());
         let bytes = texts.iter().flat_map(|text| (text.len() as f32).to_le_bytes()).collect();
-        (bytes, texts.len() as u32, 1, HashMap::new())
+        (bytes, texts.len() as u32, 1, Info::default())
     }
 
     #[zbus(property)]

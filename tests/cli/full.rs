@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use op_dbus_api::{Error, ErrorName};
+use op_dbus_api::{Error, ErrorName, Info};
 use zbus::OwnedVariant;
 
 use super::json_lines;
@@ -35,7 +35,7 @@ impl Full {
         &self,
         texts: Vec<String>,
         _options: HashMap<String, OwnedVariant>,
-    ) -> Result<(Vec<u8>, u32, u32, HashMap<String, OwnedVariant>), Error> {
+    ) -> Result<(Vec<u8>, u32, u32, Info), Error> {
         let mut tries = self.tries.lock().unwrap_or_else(PoisonError::into_inner);
         let before = tries.iter().filter(|text| **text == texts[0]).count();
         tries.push(texts[0].clone());
@@ -44,7 +44,7 @@ impl Full {
             return Err(Error::new(ErrorName::QuotaExceeded, sentence));
         }
         let bytes = texts.iter().flat_map(|text| (text.len() as f32).to_le_bytes()).collect();
-        Ok((bytes, texts.len() as u32, 1, HashMap::new()))
+        Ok((bytes, texts.len() as u32, 1, Info::default()))
     }
 
     #[zbus(property)]

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use op_dbus_api::{BUS_NAME, Error, ErrorName, ROOT_PATH};
+use op_dbus_api::{BUS_NAME, Error, ErrorName, Info, ROOT_PATH};
 use serde_json::json;
 use zbus::{Connection, OwnedVariant, Variant};
 
@@ -58,6 +58,11 @@ async fn models_are_found_by_their_names() -> Outcome {
 
 type Dictionary = HashMap<&'static str, Variant<'static>>;
 
+/// Vectors of this model.
+fn by(model: &str) -> Info {
+    Info { model: model.to_owned(), ..Info::default() }
+}
+
 /// The bus objects of a service that has one level: `medium`, with this model.
 struct Service(&'static str);
 
@@ -67,9 +72,9 @@ impl Service {
         &self,
         texts: Vec<String>,
         options: HashMap<String, OwnedVariant>,
-    ) -> (Vec<u8>, u32, u32, Dictionary) {
+    ) -> (Vec<u8>, u32, u32, Info) {
         assert!(options.contains_key("level"), "{options:?}");
-        (vec![0; 4 * texts.len()], texts.len() as u32, 1, HashMap::from([("model", self.0.into())]))
+        (vec![0; 4 * texts.len()], texts.len() as u32, 1, by(self.0))
     }
 
     #[zbus(property)]
@@ -142,12 +147,11 @@ impl Imported {
         &self,
         texts: Vec<String>,
         _options: HashMap<String, OwnedVariant>,
-    ) -> Result<(Vec<u8>, u32, u32, Dictionary), Error> {
+    ) -> Result<(Vec<u8>, u32, u32, Info), Error> {
         if !self.0.load(Ordering::Relaxed) {
             return Err(Error::new(ErrorName::NotReady, "own is being loaded"));
         }
-        let told = HashMap::from([("model", "own".into())]);
-        Ok((vec![0; 4 * texts.len()], texts.len() as u32, 1, told))
+        Ok((vec![0; 4 * texts.len()], texts.len() as u32, 1, by("own")))
     }
 
     #[zbus(property)]

@@ -70,14 +70,16 @@ impl Client {
         &self.connection
     }
 
-    /// `EmbedPacked`, with the reply's bytes as vectors.
+    /// `EmbedPacked`, with the reply's bytes as vectors and all that its dictionary has.
     pub async fn packed<S: AsRef<str>>(
         &self,
         texts: &[S],
         options: Options<'_>,
     ) -> zbus::Result<Packed> {
         let texts: Vec<&str> = texts.iter().map(AsRef::as_ref).collect();
-        let (bytes, rows, dimensions, info) = self.embedder.embed_packed(&texts, options).await?;
+        let asked = (&texts, options);
+        let (bytes, rows, dimensions, info): (Vec<u8>, u32, u32, _) =
+            self.embedder.inner().call("EmbedPacked", &asked).await?;
         assert_eq!(rows as usize, texts.len());
         assert_eq!(bytes.len(), rows as usize * dimensions as usize * 4);
         let vectors = numbers(&bytes).chunks(dimensions as usize).map(<[f32]>::to_vec).collect();

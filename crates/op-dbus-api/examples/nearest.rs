@@ -4,7 +4,7 @@
 
 use std::process::ExitCode;
 
-use op_dbus_api::{EmbedderProxy, Error, info, option};
+use op_dbus_api::{EmbedderProxy, Error, option};
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
@@ -39,6 +39,5 @@ async fn nearest(texts: &[&str]) -> zbus::Result<String> {
     let pairs = (0..vectors.len()).flat_map(|i| (0..i).map(move |j| (j, i)));
     let best = pairs.max_by(|a, b| cosine(a.0, a.1).total_cmp(&cosine(b.0, b.1)));
     let Some((i, j)) = best else { return Ok("two texts are the least".to_owned()) };
-    let model: String = info[info::MODEL].clone().try_into()?;
-    Ok(format!("{:?} and {:?}, cosine {:.2} by {model}", texts[i], texts[j], cosine(i, j)))
+    Ok(format!("{:?} and {:?}, cosine {:.2} by {}", texts[i], texts[j], cosine(i, j), info.model))
 }

@@ -23,7 +23,7 @@
 //! let numbers: Vec<f32> = numbers.collect();
 //! let vectors: Vec<&[f32]> = numbers.chunks_exact(dimensions as usize).collect();
 //! assert_eq!(vectors.len(), rows as usize);
-//! println!("in the space {:?}", info[op_dbus_api::info::SPACE]);
+//! println!("{} tokens, in the space {}", info.tokens, info.space);
 //! # Ok(())
 //! # }
 //! ```
@@ -78,19 +78,21 @@
 //! # Vector spaces
 //!
 //! Vectors may be compared if, and only if, the fingerprints of their spaces are equal. Keep
-//! [`info::SPACE`] beside an index, and hand it back as [`option::EXPECT_SPACE`]: if the administrator
+//! [`Info::space`] beside an index, and hand it back as [`option::EXPECT_SPACE`]: if the administrator
 //! changes the model, the answer is [`ErrorName::WrongSpace`].
 
 mod blocking;
 mod cosine;
 mod direct;
 mod error;
+mod info;
 mod json;
 mod proxy;
 
 pub use cosine::cosine;
 pub use direct::{direct, direct_blocking};
 pub use error::{Error, ErrorName, about_text, is_about_text, retry_after};
+pub use info::Info;
 pub use json::{json, json_object};
 pub use proxy::{
     EmbedderProxy, EmbedderProxyBlocking, JobProxy, JobProxyBlocking, ManagerProxy,
@@ -153,36 +155,6 @@ pub mod option {
         EXPECT_SPACE,
         DEVICE,
     ];
-}
-
-/// Keys of the information dictionary (`a{sv}`) in each packed reply.
-pub mod info {
-    /// `s`: vector space of the vectors, with the precision suffix.
-    pub const SPACE: &str = "space";
-    /// `s`: level that served, empty for an imported model.
-    pub const LEVEL: &str = "level";
-    /// `s`: model that served.
-    pub const MODEL: &str = "model";
-    /// `u`: length of one vector.
-    pub const DIMENSIONS: &str = "dimensions";
-    /// `s`: execution provider that computed.
-    pub const PROVIDER: &str = "provider";
-    /// `s`: device that computed.
-    pub const DEVICE: &str = "device";
-    /// `s`: precision of the arithmetic.
-    pub const PRECISION: &str = "precision";
-    /// `t`: tokens of the texts as they were embedded, special tokens included; of cached ones, too.
-    pub const TOKENS: &str = "tokens";
-    /// `au`: indices of the texts that were longer than the model reads.
-    pub const TRUNCATED: &str = "truncated";
-    /// `t`: how many texts were longer, where `truncated` may list only the first of them.
-    pub const TRUNCATED_COUNT: &str = "truncated_count";
-    /// `u`: texts answered from a cache.
-    pub const CACHED: &str = "cached";
-    /// `t`: microseconds from admission to the first batch.
-    pub const QUEUE_US: &str = "queue_us";
-    /// `t`: microseconds in the batches of this call.
-    pub const COMPUTE_US: &str = "compute_us";
 }
 
 /// Life of the service, as the `State` property tells it.

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 
 use zbus::{Fd, OwnedFd, OwnedObjectPath, OwnedVariant, Variant, proxy};
 
+use crate::Info;
 use crate::blocking::both;
 
 both! {
@@ -28,21 +29,21 @@ both! {
             &self,
             texts: &[&str],
             options: HashMap<&str, Variant<'_>>,
-        ) -> zbus::Result<(serde_bytes::ByteBuf, u32, u32, HashMap<String, OwnedVariant>)>;
+        ) -> zbus::Result<(serde_bytes::ByteBuf, u32, u32, Info)>;
 
         /// As `embed_packed`, with the vectors in a sealed memfd.
         fn embed_to_fd(
             &self,
             texts: &[&str],
             options: HashMap<&str, Variant<'_>>,
-        ) -> zbus::Result<(OwnedFd, u32, u32, HashMap<String, OwnedVariant>)>;
+        ) -> zbus::Result<(OwnedFd, u32, u32, Info)>;
 
         /// Texts from a sealed memfd, a file or a pipe; vectors in a sealed memfd.
         fn embed_from_fd(
             &self,
             source: Fd<'_>,
             options: HashMap<&str, Variant<'_>>,
-        ) -> zbus::Result<(OwnedFd, u32, u32, HashMap<String, OwnedVariant>)>;
+        ) -> zbus::Result<(OwnedFd, u32, u32, Info)>;
 
         /// As `embed_from_fd`, but as a job: its path, for [`JobProxy`].
         fn start_embed_from_fd(
@@ -59,7 +60,7 @@ both! {
             &self,
             tokens: &[&[u32]],
             options: HashMap<&str, Variant<'_>>,
-        ) -> zbus::Result<(serde_bytes::ByteBuf, u32, u32, HashMap<String, OwnedVariant>)>;
+        ) -> zbus::Result<(serde_bytes::ByteBuf, u32, u32, Info)>;
 
         /// Tokens of each text: id, piece, whether it is special, first byte and end in the text.
         fn tokenize(
@@ -132,7 +133,7 @@ both! {
         fn cancel(&self) -> zbus::Result<()>;
 
         /// The result, once it is there; the job is not there any more then.
-        fn fetch(&self) -> zbus::Result<(OwnedFd, u32, u32, HashMap<String, OwnedVariant>)>;
+        fn fetch(&self) -> zbus::Result<(OwnedFd, u32, u32, Info)>;
 
         /// `running`, `done` or `failed`.
         #[zbus(property)]

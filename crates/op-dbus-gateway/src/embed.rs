@@ -3,9 +3,8 @@
 use std::collections::HashMap;
 use std::time::Instant;
 
-use op_dbus_api::{EmbedderProxy, cosine, info, is_about_text, json_object, option};
-use serde_json::Value;
-use zbus::{OwnedVariant, Variant};
+use op_dbus_api::{EmbedderProxy, Info, cosine, is_about_text, option};
+use zbus::Variant;
 
 use crate::Gateway;
 use crate::input::Inputs;
@@ -34,7 +33,7 @@ const SIMULATOR: &str = "sim";
 
 /// What a call on the bus is answered with: the vectors' bytes, how many there are, how long each is, and
 /// how they came to be.
-type Packed = (serde_bytes::ByteBuf, u32, u32, HashMap<String, OwnedVariant>);
+type Packed = (serde_bytes::ByteBuf, u32, u32, Info);
 
 /// Vectors, and how they came to be.
 #[derive(Default)]
@@ -82,7 +81,7 @@ pub async fn embed(
         let call = part.embedded(&embedder, options(wanted, deadline, &all.space));
         match lease.answer(call).await {
             Ok(reply) => {
-                all.add(&reply);
+                all.add(reply);
                 pace.check(Instant::now(), part.size())?;
             }
             // What a call counts as is the service's to say, by its model and options.
@@ -256,21 +255,14 @@ impl Embedded {
         rows.map(|row| cosine(&first, &row)).collect()
     }
 
-    fn add(&mut self, (bytes, rows, dimensions, told): &Packed) {
-        let told = json_object(told);
-        let text = |key: &str| told[key].as_str().unwrap_or_default().to_owned();
-        let start = self.rows;
-        self.bytes.extend_from_slice(bytes);
-        self.rows += *rows as usize;
-        self.dimensions = *dimensions as usize;
-        self.tokens += told[info::TOKENS].as_u64().unwrap_or_default();
-        self.cached += told[info::CACHED].as_u64().unwrap_or_default();
-        let truncated = told[info::TRUNCATED].as_array().into_iter().flatten();
-        let index = |index: &Value| Some(start + usize::try_from(index.as_u64()?).ok()?);
-        self.truncated.extend(truncated.filter_map(index));
-        self.model = text(info::MODEL);
-        self.space = text(info::SPACE);
-        self.provider = text(info::PROVIDER);
+    fn add(&mut self, (bytes, rows, dimensions, info): Packed) {
+        self.bytes.extend_from_slice(&bytes);
+        self.truncated.extend(info.truncated.iter().map(|index| self.rows + *index as usize));
+        self.rows += rows as usize;
+        self.dimensions = dimensions as usize;
+        self.tokens += info.tokens;
+        self.cached += u64::from(info.cached);
+        (self.model, self.space, self.provider) = (info.model, info.space, info.provider);
     }
 
     /// Whether these are of the simulator, which serves each level under a name of its own.
@@ -300,22 +292,17 @@ mod tests {
 
     #[test]
     fn the_calls_of_a_request_are_put_together() {
-        let told = |tokens: u64, truncated: Vec<u32>, cached: u32| {
-            let told = [
-                (info::TOKENS, Variant::from(tokens)),
-                (info::TRUNCATED, Variant::from(truncated)),
-                (info::CACHED, Variant::from(cached)),
-                (info::SPACE, Variant::from("space")),
-            ];
-            let owned = |(key, value): (&str, Variant<'_>)| {
-                (key.to_owned(), OwnedVariant::try_from(value).unwrap())
-            };
-            told.map(owned).into_iter().collect()
+        let told = |tokens, truncated, cached| Info {
+            tokens,
+            truncated,
+            cached,
+            space: "space".to_owned(),
+            ..Info::default()
         };
         let mut all = Embedded::default();
         let bytes = |bytes: &[u8]| serde_bytes::ByteBuf::from(bytes);
-        all.add(&(bytes(&[1, 1, 1, 1, 2, 2, 2, 2]), 2, 1, told(7, vec![1], 2)));
-        all.add(&(bytes(&[3; 4]), 1, 1, told(5, vec![0], 1)));
+        all.add((bytes(&[1, 1, 1, 1, 2, 2, 2, 2]), 2, 1, told(7, vec![1], 2)));
+        all.add((bytes(&[3; 4]), 1, 1, told(5, vec![0], 1)));
         assert_eq!((all.tokens, &all.truncated, all.cached), (12, &vec![1, 2], 3));
         assert_eq!((all.bytes.len(), all.space.as_str()), (12, "space"));
         all.place(&[]);

@@ -3,7 +3,7 @@
 
 use std::time::Instant;
 
-use op_dbus_api::{INLINE_REPLY_BYTES_MAX, option};
+use op_dbus_api::{INLINE_REPLY_BYTES_MAX, Info, option};
 use op_dbus_engine::{Inputs, Limits};
 use serde_bytes::ByteBuf;
 use zbus::interface;
@@ -18,7 +18,7 @@ use super::many::Many;
 use super::options::{self, Given, Wanted};
 use super::pulse::Refusal;
 use super::reply::{
-    Dictionary, Embedded, Form, TOKEN_HELD, Token, best, token_bytes, token_bytes_max, tokens, wire,
+    Embedded, Form, TOKEN_HELD, Token, best, token_bytes, token_bytes_max, tokens, wire,
 };
 use super::unread::Reply;
 use crate::service::Options;
@@ -77,7 +77,7 @@ impl Embedder {
         options: Given<'_>,
         #[zbus(connection)] connection: &Connection,
         #[zbus(header)] header: Header<'_>,
-    ) -> Result<(ByteBuf, u32, u32, Dictionary), Refusal> {
+    ) -> Result<(ByteBuf, u32, u32, Info), Refusal> {
         let work = async move |calls: Calls, caller| {
             let Wanted { options, encoding, .. } = options::parse(&options.0, &[], Instant::now())?;
             let asked =
@@ -94,7 +94,7 @@ impl Embedder {
         options: Given<'_>,
         #[zbus(connection)] connection: &Connection,
         #[zbus(header)] header: Header<'_>,
-    ) -> Result<(OwnedFd, u32, u32, Dictionary), Refusal> {
+    ) -> Result<(OwnedFd, u32, u32, Info), Refusal> {
         let work = async move |calls: Calls, caller| {
             let wanted = options::parse(&options.0, &[option::FORMAT], Instant::now())?;
             calls.embed_to_fd(&caller, texts.all()?, wanted).await
@@ -109,7 +109,7 @@ impl Embedder {
         options: Given<'_>,
         #[zbus(connection)] connection: &Connection,
         #[zbus(header)] header: Header<'_>,
-    ) -> Result<(OwnedFd, u32, u32, Dictionary), Refusal> {
+    ) -> Result<(OwnedFd, u32, u32, Info), Refusal> {
         let work = async move |calls: Calls, caller| {
             let wanted = options::parse(&options.0, option::OF_FDS, Instant::now())?;
             calls.embed_from_fd(&caller, source.into(), wanted).await
@@ -152,7 +152,7 @@ impl Embedder {
         options: Given<'_>,
         #[zbus(connection)] connection: &Connection,
         #[zbus(header)] header: Header<'_>,
-    ) -> Result<(ByteBuf, u32, u32, Dictionary), Refusal> {
+    ) -> Result<(ByteBuf, u32, u32, Info), Refusal> {
         let work = async move |calls: Calls, caller| {
             let Wanted { options, encoding, .. } = options::parse(&options.0, &[], Instant::now())?;
             let (inputs, form) = (Inputs::Tokens(tokens.all()?), Form::OfTokens(encoding));

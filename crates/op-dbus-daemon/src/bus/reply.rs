@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use op_dbus_api::{Error, ErrorName, INLINE_REPLY_BYTES_MAX, cosine, info};
+use op_dbus_api::{Error, ErrorName, INLINE_REPLY_BYTES_MAX, Info, cosine};
 use op_dbus_engine::{Piece, Reply};
 use serde_bytes::ByteBuf;
 use zbus::Variant;
@@ -88,7 +88,7 @@ impl Embedded {
     }
 
     /// Row-major bytes, rows, dimensions, information.
-    pub fn packed(self, encoding: Encoding) -> (ByteBuf, u32, u32, Dictionary) {
+    pub fn packed(self, encoding: Encoding) -> (ByteBuf, u32, u32, Info) {
         let bytes = encoding.bytes(&self.reply.vectors, self.reply.dimensions).into_owned();
         let (rows, dimensions) = (wire(self.reply.rows), wire(self.reply.dimensions));
         (ByteBuf::from(bytes), rows, dimensions, self.info())
@@ -102,22 +102,23 @@ impl Embedded {
     }
 
     /// How the vectors came to be.
-    pub fn info(self) -> Dictionary {
-        let level = self.served.choice.level().map_or("", |level| level.as_str());
-        HashMap::from([
-            (info::SPACE, self.served.space_in(&self.reply.precision).into()),
-            (info::LEVEL, level.into()),
-            (info::MODEL, self.served.model.clone().into()),
-            (info::DIMENSIONS, wire(self.reply.dimensions).into()),
-            (info::PROVIDER, self.reply.provider.into()),
-            (info::DEVICE, self.reply.device.into()),
-            (info::PRECISION, self.reply.precision.into()),
-            (info::TOKENS, self.reply.tokens.into()),
-            (info::TRUNCATED, self.reply.truncated.into()),
-            (info::CACHED, wire(self.reply.cached).into()),
-            (info::QUEUE_US, self.reply.queue_us.into()),
-            (info::COMPUTE_US, self.reply.compute_us.into()),
-        ])
+    pub fn info(self) -> Info {
+        let Self { reply, served } = self;
+        Info {
+            space: served.space_in(&reply.precision),
+            level: served.choice.level().map_or("", |level| level.as_str()).to_owned(),
+            model: served.model.clone(),
+            dimensions: wire(reply.dimensions),
+            provider: reply.provider,
+            device: reply.device,
+            precision: reply.precision,
+            tokens: reply.tokens,
+            truncated: reply.truncated,
+            truncated_count: None,
+            cached: wire(reply.cached),
+            queue_us: reply.queue_us,
+            compute_us: reply.compute_us,
+        }
     }
 }
 

@@ -5,7 +5,7 @@ use std::hint::black_box;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use op_dbus_api::{EmbedderProxy, info};
+use op_dbus_api::{EmbedderProxy, Info};
 use op_dbus_daemon::service::{Options, Request, Served};
 use op_dbus_daemon::settings::Bus;
 use op_dbus_engine::CancellationToken;
@@ -163,9 +163,7 @@ impl Client {
             let (bytes, _, _, told) = reply.map_err(failure)?;
             (Vectors::Own(floats(&bytes).collect()), told)
         };
-        let told = Properties(told);
-        let number = |key| told.number(key).unwrap_or(0) as u64;
-        let cached = number(info::CACHED);
+        let Info { cached, queue_us, compute_us, .. } = told;
         // The texts come again and again, and what is looked up says nothing of what computes.
         if cached > 0 {
             return Err(Failure::refused(format!(
@@ -174,7 +172,7 @@ impl Client {
                 texts.len()
             )));
         }
-        Ok(Answer { vectors, engine_us: number(info::QUEUE_US) + number(info::COMPUTE_US) })
+        Ok(Answer { vectors, engine_us: queue_us + compute_us })
     }
 }
 

@@ -8,11 +8,9 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use memmap2::{Mmap, MmapOptions};
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
-use op_dbus_api::{EmbedderProxy, option};
+use op_dbus_api::{EmbedderProxy, Info, option};
 use op_dbus_daemon::memfd;
 use zbus::{Fd, Variant};
-
-use super::packed::Info;
 
 /// Why there are no vectors.
 #[derive(Debug)]

@@ -60,7 +60,7 @@ impl Caller {
             match bulk::embed(&self.embedder, &texts, self.options.to_dict()).await {
                 Ok((bytes, shape, info)) => {
                     let vectors = (bytes, self.options.encoding);
-                    return Ok(vec![Reply::new((first, texts), vectors, shape, &info)?]);
+                    return Ok(vec![Reply::new((first, texts), vectors, shape, info)?]);
                 }
                 // Others of this user may have all streams: there is still the queue. And a provider
                 // that has failed is replaced in the midst of these calls alone.
@@ -115,7 +115,7 @@ impl Caller {
                 Ok((bytes, shape, info)) => {
                     let texts = texts.drain(..count).collect();
                     let vectors = (bytes, self.options.encoding);
-                    parts.push(Reply::new((number, texts), vectors, shape, &info)?);
+                    parts.push(Reply::new((number, texts), vectors, shape, info)?);
                     done += count as u64;
                 }
                 // What a call counts as is the service's to say, by its model and options.

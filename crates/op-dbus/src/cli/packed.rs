@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use clap::ValueEnum;
-use op_dbus_api::{cosine, info, option};
+use op_dbus_api::{Info, cosine, option};
 use op_dbus_daemon::bus::encoding::Encoding;
 use zbus::Variant;
 
@@ -156,9 +156,6 @@ impl Space {
     }
 }
 
-/// What a reply tells beside its vectors.
-pub type Info = HashMap<String, zbus::OwnedVariant>;
-
 impl Reply {
     /// What the service answered, for its texts.
     ///
@@ -168,7 +165,7 @@ impl Reply {
         (first, texts): (u64, Vec<String>),
         (bytes, encoding): (Bytes, Encoding),
         (rows, dimensions): (u32, u32),
-        info: &Info,
+        info: Info,
     ) -> Result<Self, Failure> {
         let (rows, dimensions) = (rows as usize, dimensions as usize);
         if rows != texts.len() || bytes.len() != rows.saturating_mul(encoding.row_bytes(dimensions))
@@ -181,23 +178,19 @@ impl Reply {
                 bytes.len()
             )));
         }
-        let text = |key: &str| match info.get(key).map(|value| &**value) {
-            Some(Variant::Str(text)) => text.as_str().to_owned(),
-            _ => String::new(),
-        };
-        let truncated = info.get(info::TRUNCATED).and_then(|value| value.try_clone().ok());
-        let tokens = info.get(info::TOKENS).and_then(|value| u64::try_from(&**value).ok());
+        let Info { truncated, space, model, tokens, .. } = info;
+        let served_by = format!("{}, {}", info.device, info.precision);
         Ok(Self {
             first,
             texts,
             bytes,
             encoding,
             dimensions,
-            truncated: truncated.and_then(|v| Vec::try_from(v).ok()).unwrap_or_default(),
-            space: text(info::SPACE),
-            model: text(info::MODEL),
-            served_by: format!("{}, {}", text(info::DEVICE), text(info::PRECISION)),
-            tokens: tokens.unwrap_or(0),
+            truncated,
+            space,
+            model,
+            served_by,
+            tokens,
         })
     }
 
@@ -246,15 +239,11 @@ pub mod tests {
 
     /// A reply of two dimensions.
     pub fn reply(texts: usize, space: &str, truncated: &[u32]) -> Reply {
-        let value = |value: Variant<'_>| value.try_into_owned().expect("no descriptor in it");
-        let info = HashMap::from([
-            (info::SPACE.to_owned(), value(space.into())),
-            (info::TOKENS.to_owned(), value(7_u64.into())),
-            (info::TRUNCATED.to_owned(), value(truncated.to_vec().into())),
-        ]);
+        let (space, truncated) = (space.to_owned(), truncated.to_vec());
+        let info = Info { space, tokens: 7, truncated, ..Info::default() };
         let bytes = 1.5_f32.to_le_bytes().repeat(texts * 2);
         let vectors = (bytes.into(), Encoding::F32);
-        Reply::new((0, vec![String::new(); texts]), vectors, (texts as u32, 2), &info)
+        Reply::new((0, vec![String::new(); texts]), vectors, (texts as u32, 2), info)
             .expect("it fits")
     }
 
@@ -268,7 +257,6 @@ pub mod tests {
 
     #[test]
     fn a_reply_of_another_size_is_refused() {
-        let info = HashMap::new();
         for (bytes, shape, encoding) in [
             (8, (2, 1), Encoding::F32),
             (8, (1, 3), Encoding::F32),
@@ -277,7 +265,7 @@ pub mod tests {
             (2, (1, 8), Encoding::B1),
         ] {
             let vectors = (vec![0; bytes].into(), encoding);
-            let reply = Reply::new((0, vec![String::new()]), vectors, shape, &info);
+            let reply = Reply::new((0, vec![String::new()]), vectors, shape, Info::default());
             assert!(reply.is_err(), "{bytes} bytes of {shape:?} as {}", encoding.name());
         }
     }

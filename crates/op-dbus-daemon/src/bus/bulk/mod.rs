@@ -10,13 +10,13 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use op_dbus_api::Error;
+use op_dbus_api::{Error, Info};
 use tokio::time::timeout;
 
 use super::caller::Caller;
 use super::calls::Calls;
 use super::options::Wanted;
-use super::reply::{Dictionary, Embedded, wire};
+use super::reply::{Embedded, wire};
 use super::unread::Reply;
 use crate::service::Request;
 use result::ResultFile;
@@ -34,7 +34,7 @@ pub use stream::{Made, Progress, Stream, while_wanted};
 const ON_LINE_BYTES: usize = 256 << 10;
 
 /// Sealed memfd, rows, dimensions, information.
-pub type Bulk = (zbus::OwnedFd, u32, u32, Dictionary);
+pub type Bulk = (zbus::OwnedFd, u32, u32, Info);
 
 impl Calls {
     /// Embeds the texts of a message into a sealed memfd.

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
 use futures_util::stream::FuturesOrdered;
-use op_dbus_api::{Error, ErrorName, TRUNCATED_LISTED_MAX, info};
+use op_dbus_api::{Error, ErrorName, Info, TRUNCATED_LISTED_MAX};
 use op_dbus_engine::{Error as EngineError, Excess, Inputs, Limits, Priority, Reply};
 use tokio::time::{Instant as Clock, sleep_until};
 
@@ -182,8 +182,8 @@ impl<'a> Stream<'a> {
         let Sum { rows, reply, truncated, .. } = sum;
         let dimensions = wire(reply.dimensions);
         let file = result.seal(rows)?;
-        let mut told = Embedded { reply, served }.info();
-        told.insert(info::TRUNCATED_COUNT, truncated.into());
+        let info = Embedded { reply, served }.info();
+        let told = Info { truncated_count: Some(truncated), ..info };
         let rows = wire(usize::try_from(rows).unwrap_or(usize::MAX));
         Ok(Made { bulk: (file.into(), rows, dimensions, told), _grant: grant })
     }

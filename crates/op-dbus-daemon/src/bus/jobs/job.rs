@@ -6,7 +6,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use op_dbus_api::{Error, ErrorName, JOBS_PATH};
+use op_dbus_api::{Error, ErrorName, Info, JOBS_PATH};
 use op_dbus_engine::CancellationToken;
 use tokio::sync::watch;
 use zbus::message::Header;
@@ -16,7 +16,6 @@ use super::super::bulk::{Bulk, Made, Progress};
 use super::super::caller::Caller;
 use super::super::calls::Calls;
 use super::super::pulse::Refusal;
-use super::super::reply::Dictionary;
 use super::super::unread::Reply;
 
 /// One job.
@@ -39,7 +38,7 @@ pub struct Job {
 enum Phase {
     Running,
     /// Its result waits to be fetched.
-    Done(Made),
+    Done(Box<Made>),
     Failed(Error),
     /// For callers it is not there any more, and this is why.
     Over(Error),
@@ -100,7 +99,7 @@ impl Job {
         self.phase.send_if_modified(|phase| {
             let runs = matches!(phase, Phase::Running);
             if runs {
-                *phase = result.map_or_else(Phase::Failed, Phase::Done);
+                *phase = result.map_or_else(Phase::Failed, |made| Phase::Done(made.into()));
             }
             runs
         });
@@ -195,7 +194,7 @@ impl Handle {
         &self,
         #[zbus(connection)] connection: &Connection,
         #[zbus(header)] header: Header<'_>,
-    ) -> Result<(OwnedFd, u32, u32, Dictionary), Refusal> {
+    ) -> Result<(OwnedFd, u32, u32, Info), Refusal> {
         let work = async |calls: Calls, caller: Caller| {
             let job = self.seen_by(&caller)?;
             let room = calls.room(&caller, Reply::Descriptor, None);

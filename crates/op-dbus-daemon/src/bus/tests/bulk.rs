@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::socket::{setsockopt, sockopt};
-use op_dbus_api::{EmbedderProxy, ErrorName, ROOT_PATH};
+use op_dbus_api::{EmbedderProxy, ErrorName, Info, ROOT_PATH};
 use zbus::message::Message;
-use zbus::{Fd, OwnedFd, OwnedVariant, Variant};
+use zbus::{Fd, OwnedFd, Variant};
 
 use super::{ready, refusal};
 use crate::bus::caller::Callers;
@@ -35,7 +35,7 @@ async fn from_bytes(
     embedder: &EmbedderProxy<'_>,
     bytes: &[u8],
     options: Options<'_>,
-) -> zbus::Result<(OwnedFd, u32, u32, HashMap<String, OwnedVariant>)> {
+) -> zbus::Result<(OwnedFd, u32, u32, Info)> {
     let mut file = tempfile::NamedTempFile::new().unwrap();
     file.write_all(bytes).unwrap();
     embedder.embed_from_fd(Fd::from(file.as_file().as_fd()), options).await
@@ -58,14 +58,13 @@ async fn every_way_gives_the_same_vectors() {
         assert_eq!((rows, dimensions, packed.len()), (5000, 384, 5000 * row_bytes));
         let (fd, rows, dimensions, info) =
             embedder.embed_to_fd(&borrowed, options()).await.unwrap();
-        assert_eq!((rows, dimensions, info.len()), (5000, 384, 12));
+        assert_eq!((rows, dimensions, info.truncated_count), (5000, 384, None));
         assert!(content(fd) == *packed, "{encoding} by EmbedToFd");
         let lines = texts.join("\n");
         let (fd, rows, dimensions, info) =
             from_bytes(&embedder, lines.as_bytes(), options()).await.unwrap();
-        assert_eq!((rows, dimensions, info.len()), (5000, 384, 13));
+        assert_eq!((rows, dimensions, info.truncated_count), (5000, 384, Some(0)));
         assert!(content(fd) == *packed, "{encoding} by EmbedFromFd");
-        assert_eq!(u64::try_from(&*info["truncated_count"]).unwrap(), 0);
     }
 }
 
@@ -115,8 +114,7 @@ async fn mistakes_are_told_with_their_place() {
     }
     let (.., info) =
         from_bytes(&embedder, lines(&"x".repeat(600)).as_bytes(), Options::new()).await.unwrap();
-    assert_eq!(u64::try_from(&*info["truncated_count"]).unwrap(), 1);
-    assert_eq!(Vec::<u32>::try_from(info["truncated"].try_clone().unwrap()).unwrap(), [3000]);
+    assert_eq!((info.truncated_count, &*info.truncated), (Some(1), &[3000][..]));
 }
 
 /// A socket that keeps whoever closes it last for a minute, as a file system that does not answer
