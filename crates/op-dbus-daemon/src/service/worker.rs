@@ -101,9 +101,11 @@ impl WorkerProgram {
         let host = &blueprint.host;
         // Accelerators leave the CPUs to everybody.
         let cpus = if host.provider == Provider::Cpu { allowed_cpus() } else { Vec::new() };
-        let crew = Crew::of(settings, host.cpu_engine, cpus);
+        let workers = workers(settings, host);
+        // More than the CPU would have, where there are more devices.
+        let crew = Crew { workers, ..Crew::of(settings, host.cpu_engine, cpus) };
         let memory = memory_limit::for_us();
-        let memory_max = memory::max(settings, host.provider, workers(settings, host), memory);
+        let memory_max = memory::max(settings, host.provider, workers, memory);
         let (blueprint, settings) = (blueprint.clone(), settings.clone());
         move |number| {
             let mut blueprint = blueprint.clone();
@@ -119,7 +121,7 @@ impl WorkerProgram {
     }
 }
 
-/// The workers of the CPU: how many, and which CPUs each has to itself.
+/// The workers: how many, and of those of the CPU which CPUs each has to itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Crew {
     /// Worker processes.
@@ -304,6 +306,7 @@ fn allowed_cpus() -> Vec<usize> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::costs;
     use super::*;
     use crate::settings::Sources;
 
@@ -335,6 +338,17 @@ mod tests {
         let many = crew(&[("threads", "20"), ("workers_per_device", "2")], &all);
         assert_eq!(many, Crew { workers: 2, threads: 16, cpus: Vec::new() });
         assert!(crew(&[], &(0..32).collect::<Vec<_>>()).cpus.is_empty());
+    }
+
+    #[test]
+    fn the_workers_of_all_devices_are_whole_ones() {
+        let root = tempfile::tempdir().unwrap();
+        let settings = Settings { workers_per_device: Some(1), ..costs::tests::settings(&root) };
+        let mut blueprint = costs::tests::blueprint();
+        (blueprint.host.devices, blueprint.host.calibrate) = (vec![0, 1], true);
+        let commands = WorkerProgram::this().commands(&blueprint, &settings);
+        let calibrates = |number| commands(number).get_args().any(|word| word == "--calibrate");
+        assert_eq!([0, 1, 2].map(calibrates), [true, true, false], "the third is in reserve");
     }
 
     #[test]
