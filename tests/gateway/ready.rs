@@ -22,9 +22,11 @@ async fn a_busy_service_is_ready_while_vectors_come() -> Outcome {
     let setup = setup.setting("execution_provider", "ggml");
     let stage = Stage::of(setup.setting("providers.ggml.faults", "us_per_token=2000")).await?;
     let (gateway, client) = (&stage.gateway, stage.daemon.client());
-    // 13 s of work, and the trial is behind all of it.
+    // 13 s of work, begun when all of it is there, and the trial is behind it.
+    stage.daemon.signal_workers(Signal::SIGSTOP).await?;
     let waiting = requests(gateway, 64, &["word ".repeat(100).as_str()])?;
     client.counted("in_flight_calls", 64).await?;
+    stage.daemon.signal_workers(Signal::SIGCONT).await?;
     gateway.get("/ready").await?.ok()?;
     assert!(client.counter("in_flight_calls").await? > 0, "the trial was embedded");
     stage.daemon.signal_workers(Signal::SIGSTOP).await?;

@@ -1,9 +1,7 @@
 //! `cargo xtask test`: everything that must hold before a change lands.
 
-use std::num::NonZero;
 use std::path::PathBuf;
 use std::sync::LazyLock;
-use std::thread;
 use std::time::Instant;
 
 use crate::dist::Program;
@@ -79,11 +77,7 @@ pub fn run() -> Outcome {
     step("documentation tests");
     shell::run(&mut cargo(&["test", "--workspace", "--doc", "--quiet"]))?;
     step("tests");
-    shell::run(
-        cargo(&["nextest", "run", "--workspace", "--no-fail-fast"])
-            .args(at_once())
-            .envs(settings.clone()),
-    )?;
+    shell::run(cargo(&["nextest", "run", "--workspace", "--no-fail-fast"]).envs(settings.clone()))?;
     step("trials that are programs");
     trials::programs(&settings)?;
     step("packages");
@@ -97,12 +91,6 @@ pub fn run() -> Outcome {
     all.extend(trials::skips(&settings)?.lines().map(ToOwned::to_owned));
     println!("{}", if all.is_empty() { "none".to_owned() } else { all.join("\n") });
     Ok(())
-}
-
-/// How many tests run at once: one of them waits for something at any time.
-fn at_once() -> [String; 2] {
-    let cpus = thread::available_parallelism().map_or(1, NonZero::get);
-    ["--test-threads".to_owned(), (cpus + 1).to_string()]
 }
 
 /// The time behind it tells where that of the whole goes.
