@@ -7,9 +7,9 @@ use std::process::Stdio;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use nix::unistd::Pid;
-use op_dbus_api::{ErrorName, Info};
+use op_dbus_api::ErrorName;
 use tokio::io::AsyncWriteExt;
-use zbus::OwnedVariant;
+use zbus::{OwnedVariant, Variant};
 
 use super::embed;
 use crate::harness::bus::PrivateBus;
@@ -135,10 +135,25 @@ impl Older {
         &self,
         texts: Vec<String>,
         _options: HashMap<String, OwnedVariant>,
-    ) -> (Vec<u8>, u32, u32, Info) {
+    ) -> (Vec<u8>, u32, u32, HashMap<&'static str, Variant<'static>>) {
         self.calls.lock().unwrap_or_else(PoisonError::into_inner).push(texts.len());
         let bytes = texts.iter().flat_map(|text| (text.len() as f32).to_le_bytes()).collect();
-        (bytes, texts.len() as u32, 1, Info::default())
+        let texts = texts.len() as u32;
+        let info = HashMap::from([
+            ("space", "s-f32".into()),
+            ("level", "low".into()),
+            ("model", "m".into()),
+            ("dimensions", 1_u32.into()),
+            ("provider", "cpu".into()),
+            ("device", "cpu:0".into()),
+            ("precision", "f32".into()),
+            ("tokens", u64::from(3 * texts).into()),
+            ("truncated", Vec::<u32>::new().into()),
+            ("cached", 0_u32.into()),
+            ("queue_us", 1_u64.into()),
+            ("compute_us", 2_u64.into()),
+        ]);
+        (bytes, texts, 1, info)
     }
 
     #[zbus(property)]

@@ -2,9 +2,12 @@
 
 use zbus::{DeserializeDict, SerializeDict, Type};
 
-/// The information (`a{sv}`) in each packed reply and in the result of each job: how the vectors came to be.
+/// The information (`a{sv}`) in each reply of the packed and fd methods, and of a job's `Fetch`: how the vectors came
+/// to be.
 ///
 /// Vectors may be compared if, and only if, the fingerprints of their [`space`](Info::space)s are equal.
+///
+/// A key that comes with a later version is an `Option` here: an older service does not send it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, SerializeDict, DeserializeDict, Type)]
 #[zbus(signature = "a{sv}")]
 pub struct Info {
@@ -24,15 +27,15 @@ pub struct Info {
     pub precision: String,
     /// Tokens of the texts as they were embedded, special tokens included; of cached ones, too.
     pub tokens: u64,
-    /// Indices of the texts that were longer than the model reads, ascending.
+    /// Indices of the texts that were longer than the model reads, ascending; of texts from a file descriptor the first
+    /// [`TRUNCATED_LISTED_MAX`](crate::TRUNCATED_LISTED_MAX).
     pub truncated: Vec<u32>,
-    /// How many texts were longer, where `truncated` lists the first of them: in the replies to texts from a file
-    /// descriptor.
+    /// How many these are, also where not all are listed: of texts from a file descriptor alone.
     pub truncated_count: Option<u64>,
     /// Texts answered from a cache.
     pub cached: u32,
-    /// Microseconds from admission to the first batch.
+    /// Microseconds from the call's arrival to the start of its first batch.
     pub queue_us: u64,
-    /// Microseconds in the batches of this call.
+    /// Microseconds from the start of its first batch to the end of its last.
     pub compute_us: u64,
 }

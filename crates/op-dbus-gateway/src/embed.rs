@@ -33,7 +33,7 @@ const SIMULATOR: &str = "sim";
 
 /// What a call on the bus is answered with: the vectors' bytes, how many there are, how long each is, and
 /// how they came to be.
-type Packed = (serde_bytes::ByteBuf, u32, u32, Info);
+pub type Packed = (serde_bytes::ByteBuf, u32, u32, Info);
 
 /// Vectors, and how they came to be.
 #[derive(Default)]

@@ -53,6 +53,7 @@ pub(crate) use load::start_time_max;
 ///
 /// A trait object says of itself that threads may share it. Of a structure the compiler finds that out by going through
 /// all that it holds, anew for each method of each D-Bus interface: most of the time that checking this crate took.
+/// `Deref`, as a `Box` has it, spares a trait of its own.
 #[derive(Clone)]
 pub struct Service(Arc<dyn Deref<Target = Inner> + Send + Sync>);
 

@@ -12,10 +12,11 @@ use axum::response::IntoResponse;
 use op_dbus_api::option;
 use serde_json::{Value, json};
 use tokio::time::{sleep, timeout};
+use zbus::Variant;
 use zbus::proxy::MethodFlags;
-use zbus::{OwnedVariant, Variant};
 
 use crate::Gateway;
+use crate::embed::Packed;
 use crate::limits;
 use crate::prometheus::{self, Told};
 use crate::refusal::Refusal;
@@ -59,7 +60,7 @@ async fn embeds(gateway: &Gateway) -> Result<(), Refusal> {
     }
 }
 
-/// Batches that the model in force has computed.
+/// Batches that all models have computed together.
 async fn batches(gateway: &Gateway) -> Result<u64, Refusal> {
     let statistics = gateway.bus.lease().await?.read("GetStatistics").await?;
     Ok(statistics["batches"].as_u64().unwrap_or_default())
@@ -73,7 +74,6 @@ async fn more_than(gateway: &Gateway, before: u64) {
 }
 
 async fn trial(gateway: &Gateway) -> Result<(), Refusal> {
-    type Reply = (serde_bytes::ByteBuf, u32, u32, HashMap<String, OwnedVariant>);
     let mut lease = gateway.bus.lease().await?;
     let embedder = lease.embedder().await?;
     let time = u32::try_from(limits::READY_TIME.as_millis()).unwrap_or(u32::MAX);
@@ -83,7 +83,7 @@ async fn trial(gateway: &Gateway) -> Result<(), Refusal> {
     let text = format!("ready? {}", now.as_nanos());
     let body = (vec![text.as_str()], options);
     let (method, flags) = ("EmbedPacked", MethodFlags::NO_AUTO_START);
-    let reply: Option<Reply> = lease
+    let reply: Option<Packed> = lease
         .answer_within(limits::READY_TIME, embedder.inner().call_with_flags(method, flags, &body))
         .await?;
     let vector = reply.map(|(bytes, ..)| bytes.into_vec()).unwrap_or_default();
