@@ -15,7 +15,9 @@ pub enum Error {
     #[error("embedding is off: the vector level is none; choose another with SetVectorLevel")]
     Disabled,
     /// The first model is still on its way.
-    #[error("{model} is being loaded; wait until the property State is ready, then call again")]
+    #[error(
+        "{model} is being loaded; wait until the property State is no longer loading, then call again"
+    )]
     NotReady {
         /// What is being loaded.
         model: String,

@@ -62,7 +62,8 @@ pub fn markdown() -> String {
         "# Settings\n\n\
          <!-- Made by `op-dbus config show --defaults --markdown`; change the table. -->\n\n\
          Every setting has one name in three forms: `vector_level` in a file,\n\
-         `OP_DBUS_VECTOR_LEVEL` in the environment and `--vector-level` after `op-dbus daemon`.\n\
+         `OP_DBUS_VECTOR_LEVEL` in the environment and `--vector-level` after `op-dbus daemon`\n\
+         (`--http-listen` after `op-dbus gateway`).\n\
          The sources are read in this order, and the last one that has a value wins:\n\n",
     );
     for (position, source) in SOURCES.iter().enumerate() {
@@ -75,7 +76,7 @@ pub fn markdown() -> String {
          source overrides. What is wrong in the state file is ignored, and the log says so. What the\n\
          environment or a flag sets cannot be changed over the bus.\n\n\
          A file of another name in `conf.d` is not read, and a warning says so, unless it is hidden,\n\
-         a README, or put aside as by an editor or a package manager (`10.toml~`, `10.toml.bak`,\n\
+         called `README`, or put aside as by an editor or a package manager (`10.toml~`, `10.toml.bak`,\n\
          `10.toml.rpmsave`).\n\n\
          `op-dbus config show` tells each value and where it comes from; `op-dbus config check`\n\
          finds the mistakes without starting anything.\n",
@@ -124,9 +125,9 @@ pub fn markdown() -> String {
 
 /// What the lists of options have in common.
 pub const OPTIONS_ABOUT: &str = "The options of a provider have the names that ONNX Runtime has for them, \
-    and its defaults, but where one is taken from a setting for all providers. A provider is told only \
-    those that are set, that have such a setting, or that keep what it compiles in `cache_dir`. Those of \
-    `remote` are our own.";
+    and its defaults, but where one is taken from a setting for all providers, and but for the two caches of \
+    `tensorrt`. A provider is told only those that are set, that have such a setting, that `precision` calls \
+    for, or that keep what it compiles in `cache_dir`. Those of `remote` are our own.";
 
 /// The providers that have options, in the order in which they are shown.
 pub fn option_providers() -> Vec<&'static str> {

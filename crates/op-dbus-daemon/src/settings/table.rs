@@ -90,9 +90,9 @@ pub const ROWS: &[Row] = &[
     Row {
         key: "runtime",
         kind: Kind::Path { optional: true },
-        doc: "The ONNX Runtime library, for `cpu_engine = ort`. When it is not set, the one that `op-dbus runtime pull` \
-              has put beside the models is used. `ORT_DYLIB_PATH` counts as its default, except \
-              in the system service.",
+        doc: "The ONNX Runtime library, for `cpu_engine = ort` and for every accelerator. When it is not set, those \
+              that `op-dbus runtime pull` has put beside the models are used. `ORT_DYLIB_PATH` counts \
+              as its default, except in the system service.",
         ..Row::of(Group::Provider)
     },
     Row {
@@ -139,8 +139,9 @@ pub const ROWS: &[Row] = &[
         doc: "Whether ONNX Runtime keeps buffers for inputs and outputs, one set for each shape of \
               batch, in memory that the device reads by itself where the provider has such. `auto` \
               does where the device has memory of its own: `cuda`, `tensorrt`, `migraphx`, \
-              `webgpu`. Batches are padded to few shapes there, all computed once at the load. It \
-              has no effect on the native engine and on graphs of your own.",
+              `webgpu`. Batches are rounded up to few shapes there, of which as many are computed \
+              once at the load as 5 seconds are enough for. It has no effect on the native engine \
+              and on graphs of your own.",
         ..Row::of(Group::Provider)
     },
     Row {
@@ -210,7 +211,8 @@ pub const ROWS: &[Row] = &[
         default: "auto",
         unit: "threads",
         doc: "Threads that each worker computes with, no more than there are CPUs. `auto` shares them \
-              evenly between the workers. Threads that take up all CPUs are kept on one each.",
+              evenly between the workers, on an accelerator as if ONNX Runtime computed on the CPU. \
+              Threads of the native engine that take up all CPUs are kept on one each.",
         ..Row::of(Group::Batching)
     },
     Row {
@@ -219,8 +221,8 @@ pub const ROWS: &[Row] = &[
         default: "auto",
         unit: "processes",
         doc: "Worker processes for each device; all CPUs together are one device. Every worker \
-              holds the model in memory. `auto` is one with the native engine, whose threads \
-              share it, and one for each CPU, eight at most, with ONNX Runtime.",
+              holds the model in memory. `auto` is one, whose threads share it; on the CPU with \
+              `ort` or `sim` it is one for each CPU, eight at most.",
         ..Row::of(Group::Batching)
     },
     Row {
@@ -256,8 +258,9 @@ pub const ROWS: &[Row] = &[
         default: "60",
         unit: "seconds",
         doc: "How long a pipe or a file system that `EmbedFromFd`, or a job, reads from may be silent \
-              while its texts are wanted; then the call ends with `DeadlineExceeded`, and its place is \
-              free for others. Counts for calls that begin after the next reload.",
+              while its texts are wanted; then the call ends with `DeadlineExceeded`. Its place is free \
+              then, but for a file's, which is once its file system answers. Counts for calls that \
+              begin after the next reload.",
         ..Row::of(Group::Admission)
     },
     Row {

@@ -44,7 +44,7 @@ pub struct Options {
     /// Give a call up after this many milliseconds
     #[arg(long, value_name = "MS")]
     pub(super) deadline_ms: Option<u32>,
-    /// Queue class; calls with many texts are `bulk` unless you say otherwise
+    /// Queue class; calls with 64 texts or more are `bulk` in any case
     #[arg(long, value_enum)]
     priority: Option<Priority>,
     /// Refuse unless the vectors are in this vector space (see `op-dbus status`)

@@ -33,7 +33,7 @@ pub const TRIALS: &[Trial] = &[
         number: "T35",
         name: "hostile-tokenizer",
         promise: "a damaged tokenizer is refused, and so is one that would make a text cost without end",
-        bar: "`ModelCorrupt`, no panic; a text becomes 256 times as long at most; 0.8 GiB for a file, and for a \
+        bar: "`ModelCorrupt`, no panic; one byte of a text becomes 2,048 at most; 0.8 GiB for a file, and for a \
               text",
         how: How::Tests(&[
             "tokenizer::tests::damaged_files_are_refused",

@@ -14,7 +14,8 @@ pub fn page() -> String {
     );
     page.section("DESCRIPTION").paragraph(
         "Each setting has one name in three forms: a key in a file, the variable `OP_DBUS_` and \
-         the key in capitals, and a flag of `op-dbus daemon`. The sources are read in this order, \
+         the key in capitals, and a flag of `op-dbus daemon`, or of `op-dbus gateway` for \
+         `http_listen`. The sources are read in this order, \
          and the last one that has a value wins:",
     );
     for (position, source) in SOURCES.iter().enumerate() {
