@@ -38,7 +38,7 @@ impl Emulator for Qemu {
         ]
     }
 
-    fn probe_cpu(&self) -> &'static str {
+    fn whole_cpu(&self) -> &'static str {
         "max"
     }
 

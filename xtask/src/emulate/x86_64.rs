@@ -34,7 +34,7 @@ impl Emulator for Bochs {
         ]
     }
 
-    fn probe_cpu(&self) -> &'static str {
+    fn whole_cpu(&self) -> &'static str {
         "sapphire_rapids"
     }
 
