@@ -2,6 +2,7 @@
 //! real model, and what it prints is checked.
 
 use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use tempfile::TempDir;
@@ -118,10 +119,10 @@ async fn semantic_grep_finds_what_is_meant() -> Outcome {
     let words = ["semantic-grep.py", "which archive was skipped?", "--count", "1"];
     let said = gallery.python(&words, &journal).await?;
     assert_eq!(texts(&said), ["caf\u{fffd}.tar was skipped"]);
-    // One that is there more than once comes as a list.
-    let twice = "{\"MESSAGE\":[\"no network\",[99,97,102,233]]}\n";
+    // One that is there more than once comes as a list, and JSON may have halves of characters.
+    let twice = "{\"MESSAGE\":[\"no network\",\"\\ud83d\",[99,97,102,233]]}\n";
     let said = gallery.python(&["semantic-grep.py", "no network"], twice).await?;
-    assert_eq!(texts(&said), ["no network caf\u{fffd}"]);
+    assert_eq!(texts(&said), ["no network \u{fffd} caf\u{fffd}"]);
     // Neither are the lines of every log.
     let said = gallery.python(&["semantic-grep.py", "no network"], b"no network caf\xe9\n").await?;
     assert_eq!(texts(&said), ["no network caf\u{fffd}"]);
@@ -190,7 +191,10 @@ async fn embed_py_finds_the_nearest() -> Outcome {
     let long = "word ".repeat(300);
     let said = gallery.python(&["embed.py", "short", &long], "").await?;
     assert!(said.contains("longer than the model reads: 'word word"), "{said}");
-    let said = gallery.python(&["embed.py", "alone"], "").await?;
+    // Alone, and not UTF-8.
+    let mut command = packaged(clean(needs::python_packages()))?;
+    command.arg("embed.py").arg(OsStr::from_bytes(b"caf\xe9"));
+    let said = gallery.finish(command, "").await?;
     assert!(said.starts_with("1 vectors") && said.lines().count() == 1, "{said}");
     gallery.daemon.stop().await
 }
@@ -254,6 +258,9 @@ async fn rank_man_pages_answers_a_question() -> Outcome {
     let found = texts(&said);
     assert_eq!(found.len(), 5, "{said}");
     assert!(found[0].starts_with("df (1)") && found[1].starts_with("du (1)"), "{said}");
+    // No option, whatever it begins with.
+    let said = gallery.shell(&["rank-man-pages.sh", "--help", "input/man-pages.txt"], "").await?;
+    assert_eq!(texts(&said).len(), 5, "{said}");
     gallery.daemon.stop().await
 }
 
@@ -346,14 +353,17 @@ async fn compile(source: &str, to: &TempDir) -> Outcome<PathBuf> {
 
 async fn rust_examples_find_what_is_meant() -> Outcome {
     let gallery = Gallery::open().await?;
+    // What each is given is not all UTF-8, and what it reads has NULs.
     let mut nearest = clean(needs::example("nearest"));
     nearest.args(["the disk is full", "user logged in", "no space left on device"]);
+    nearest.arg(OsStr::from_bytes(b"caf\xe9"));
     let said = gallery.finish(nearest, "").await?;
     let expected = r#""the disk is full" and "no space left on device", cosine 0.37"#;
     assert_eq!(said, format!("{expected} by paraphrase-MiniLM-L3-v2\n"));
     let mut rank = clean(needs::example("rank"));
     rank.arg("is the machine too hot?");
-    let said = gallery.finish(rank, &input("log.txt")?).await?;
+    let log = [input("log.txt")?.as_bytes(), b"caf\xe9\0\n"].concat();
+    let said = gallery.finish(rank, log).await?;
     let hot = ["temperature", "overheating"];
     let found = texts(&said);
     assert!(
@@ -361,7 +371,8 @@ async fn rust_examples_find_what_is_meant() -> Outcome {
     );
     let mut search = clean(needs::example("search"));
     search.arg("input/log.txt");
-    let said = gallery.finish(search, "the disk is full\nis the cable plugged in?\n").await?;
+    let questions = b"the disk is full\0\nis the cable of caf\xe9 plugged in?\n";
+    let said = gallery.finish(search, questions).await?;
     let (first, found) = said.split_once('\n').ok_or("one line at most")?;
     assert_eq!(first, "12 vectors of 384 numbers");
     let expected =

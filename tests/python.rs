@@ -86,7 +86,11 @@ async fn the_wheel_works_where_it_is_installed() -> Outcome {
     let said: Value = serde_json::from_str(&said)?;
     let from = said["file"].as_str().unwrap_or_default();
     assert!(Path::new(from).starts_with(installed.folder.path()), "the package came from {from}");
-    assert_eq!(said["version"], env!("CARGO_PKG_VERSION"));
+    let version = env!("CARGO_PKG_VERSION");
+    assert_eq!(said["version"], version);
+    let licence = format!("op_dbus-{version}.dist-info/licenses/LICENSE");
+    let licence = fs::read(site_of(&installed.python()).await?.join(licence))?;
+    assert!(licence == fs::read(repository().join("LICENSE"))?, "packaging/python has another");
     let mut names: Vec<&str> = ErrorName::ALL.iter().map(|name| name.as_str()).collect();
     names.sort_unstable();
     assert_eq!(said["errors"], serde_json::to_value(names)?);

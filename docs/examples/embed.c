@@ -11,9 +11,8 @@
 
 #define NAME "org.opdbus.Embedding1"
 
-static int failed(const char *what, int error) {
+static void failed(const char *what, int error) {
         fprintf(stderr, "%s: %s\n", what, strerror(-error));
-        return 1;
 }
 
 /* The reply's vectors: row-major, 32-bit little-endian floating point numbers. They stay valid as long
@@ -39,33 +38,40 @@ int main(int argc, char **argv) {
         sd_bus_error refusal = SD_BUS_ERROR_NULL;
         const float *vectors;
         uint32_t rows, dimensions;
-        int error;
+        double cosine = 0;
+        int error, code = 1;
 
         if (argc != 3) {
                 fprintf(stderr, "usage: %s TEXT TEXT\n", argv[0]);
                 return 2;
         }
         error = sd_bus_open_system(&bus);
-        if (error < 0)
-                return failed("no system bus", error);
+        if (error < 0) {
+                failed("no system bus", error);
+                goto end;
+        }
         /* Two texts; one option, normalize. */
         error = sd_bus_call_method(bus, NAME, "/org/opdbus/Embedding1", NAME ".Embedder", "EmbedPacked",
                                    &refusal, &reply, "asa{sv}",
                                    2, argv[1], argv[2], 1, "normalize", "b", 1);
         if (error < 0) {
                 fprintf(stderr, "%s: %s\n", refusal.name, refusal.message);
-                return 1;
+                goto end;
         }
         error = read_vectors(reply, &vectors, &rows, &dimensions);
-        if (error < 0 || rows != 2)
-                return failed("an unexpected reply", error < 0 ? error : -EBADMSG);
+        if (error < 0 || rows != 2) {
+                failed("an unexpected reply", error < 0 ? error : -EBADMSG);
+                goto end;
+        }
 
-        double cosine = 0;
         for (uint32_t i = 0; i < dimensions; i++)
                 cosine += (double) vectors[i] * vectors[dimensions + i];
         printf("%.2f\n", cosine);
+        code = 0;
 
+end:
+        sd_bus_error_free(&refusal);
         sd_bus_message_unref(reply);
         sd_bus_flush_close_unref(bus);
-        return 0;
+        return code;
 }

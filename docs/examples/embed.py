@@ -4,13 +4,15 @@
     embed.py "disk full" "no space left on device" "user logged in"
 """
 
+import os
 import signal
 import sys
 
 import numpy as np
 from op_dbus import Embedder
 
-texts = sys.argv[1:]
+# Arguments are not all UTF-8.
+texts = [os.fsencode(text).decode(errors="replace") for text in sys.argv[1:]]
 if not texts:
     sys.exit("usage: embed.py TEXT…")
 with Embedder() as embedder:

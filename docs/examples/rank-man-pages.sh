@@ -5,4 +5,4 @@
 #   rank-man-pages.sh "…" FILE    with the output of `apropos .` in a file
 set -eu
 question=$1
-if [ $# -gt 1 ]; then cat "$2"; else apropos .; fi | op-dbus rank "$question" --top 5
+if [ $# -gt 1 ]; then cat "$2"; else apropos .; fi | op-dbus rank --top 5 -- "$question"

@@ -56,12 +56,13 @@ def main() -> None:
     # Batches come in any order.
     batches = list(data.iter_batches(batch_size=None))
     took = time.perf_counter() - started
-    spaces = {str(space) for batch in batches for space in batch["space"]}
-    if len(spaces) > 1:
-        raise SystemExit(f"machines embed in different spaces ({', '.join(sorted(spaces))})")
+    spaces = [str(space) for batch in batches for space in batch["space"]]
+    # The precision behind the dash may be another on each machine.
+    if len({space.rpartition("-")[0] for space in spaces}) > 1:
+        raise SystemExit(f"machines embed in different spaces ({', '.join(sorted({*spaces}))})")
     order = np.concatenate([batch["number"] for batch in batches]).argsort()
     np.save(asked.vectors, np.concatenate([batch["vector"] for batch in batches])[order])
-    print(f"{len(lines)} lines, {len(lines) / took:.0f} a second, in the space {spaces.pop()}")
+    print(f"{len(lines)} lines, {len(lines) / took:.0f} a second, in the space {spaces[0]}")
 
 
 if __name__ == "__main__":

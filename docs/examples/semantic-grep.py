@@ -7,6 +7,7 @@
 
 import argparse
 import json
+import re
 import signal
 import sys
 
@@ -19,7 +20,7 @@ def message(line: str) -> str:
         found = json.loads(line)["MESSAGE"] if line.startswith("{") else line
     except (ValueError, KeyError):
         found = line
-    return text(found).replace("\0", "\N{REPLACEMENT CHARACTER}").rstrip("\n")
+    return sendable(text(found)).rstrip("\n")
 
 
 def text(found: object) -> str:
@@ -30,6 +31,12 @@ def text(found: object) -> str:
     if all(isinstance(one, int) for one in found):
         return bytes(found).decode(errors="replace")
     return " ".join(text(one) for one in found)
+
+
+def sendable(text: str) -> str:
+    """Without what D-Bus carries in no text: NUL, and halves of characters, as JSON may have them and as arguments that
+    are not UTF-8 do."""
+    return re.sub("[\0\ud800-\udfff]", "\N{REPLACEMENT CHARACTER}", text)
 
 
 def main() -> None:
@@ -45,7 +52,7 @@ def main() -> None:
     sys.stdin.reconfigure(errors="replace")
     lines = [line for line in map(message, asked.file) if line.strip()]
     with Embedder() as embedder:
-        nearest = embedder.rank(asked.question, lines, asked.count)
+        nearest = embedder.rank(sendable(asked.question), lines, asked.count)
     # Ends quietly when its reader has seen enough, as in `| head`.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     for index, cosine in nearest:

@@ -59,27 +59,45 @@ class Service:
         self.files += [inode(descriptor) for descriptor in message.unix_fds]
         if message.member == "StartEmbedFromFd":
             return answer(message, "o", ["/job"])
+        rows = len(message.body[0])
+        if message.member == "CountTokens":
+            return answer(message, "au", [[1] * rows])
         types = {str: "s", int: "t", list: "au"}
         info = {key: Variant(types[type(value)], value) for key, value in INFO.items()}
-        return answer(message, "ayuua{sv}", [bytes(4), 1, 1, info])
+        return answer(message, "ayuua{sv}", [bytes(4 * rows), rows, 1, info])
 
 
 class Busy(Service):
     """One that refuses some calls, which are told by their numbers."""
 
-    def __init__(self, *refused: int, name: str, hint: str = "try again in 2500 ms") -> None:
+    def __init__(self, *refused: int, name: str, sentence: str = "full; try again in 2500 ms") -> None:
         super().__init__(seconds=0)
         self._refused = refused
-        self._name = f"org.opdbus.Embedding1.Error.{name}"
-        self._hint = hint
+        self._name = name
+        self._sentence = sentence
 
     async def call(self, message: Message) -> Message:
         reply = await super().call(message)
-        if len(self.sent) not in self._refused:
-            return reply
-        error = dict(error_name=self._name, signature="s", body=[f"the queue is full; {self._hint}"])
-        kind = MessageType.ERROR
-        return Message(message_type=kind, reply_serial=message.serial, **error)
+        is_refused = len(self.sent) in self._refused
+        return refusal(message, self._name, self._sentence) if is_refused else reply
+
+
+class Small(Service):
+    """One that takes so many bytes in a call."""
+
+    def __init__(self, bytes_max: int) -> None:
+        super().__init__(seconds=0)
+        self._bytes_max = bytes_max
+
+    async def call(self, message: Message) -> Message:
+        reply = await super().call(message)
+        is_large = sum(map(len, message.body[0])) > self._bytes_max
+        return refusal(message, "TooLarge", "the call is large") if is_large else reply
+
+
+def refusal(message: Message, name: str, sentence: str) -> Message:
+    error = dict(error_name=f"org.opdbus.Embedding1.Error.{name}", signature="s", body=[sentence])
+    return Message(message_type=MessageType.ERROR, reply_serial=message.serial, **error)
 
 
 def answer(message: Message, signature: str, body: list) -> Message:
@@ -87,11 +105,17 @@ def answer(message: Message, signature: str, body: list) -> Message:
     return Message(message_type=kind, reply_serial=message.serial, signature=signature, body=body)
 
 
-def client(service: Service) -> AsyncEmbedder:
+def client(service: Service, texts_per_call_max: int = 1_000) -> AsyncEmbedder:
     embedder = AsyncEmbedder()
     embedder._bus = Bus(service)
-    limits = dict.fromkeys(Properties.__dataclass_fields__, 1_000)
-    embedder._limits = Properties(**limits)
+    # Whose answers come in messages.
+    embedder._has_descriptors = False
+    limits = Properties(**dict.fromkeys(Properties.__dataclass_fields__, 1 << 30))
+
+    async def properties(_: float | None) -> Properties:
+        return replace(limits, texts_per_call_max=texts_per_call_max)
+
+    embedder._properties = properties
     return embedder
 
 
@@ -116,25 +140,56 @@ async def a_turn_is_not_the_deadline() -> None:
 async def the_rest_of_a_long_list_waits_for_room() -> None:
     """Of which the vectors that are here would be lost; a first call loses none."""
     now = asyncio.get_running_loop().time
-    texts = ["one", "two", "three"]
 
-    async def embedded(service: Service, **options) -> tuple:
-        embedder, began = client(service), now()
-        embedder._limits = replace(embedder._limits, texts_per_call_max=1)
-        (found,) = await ended([embedder.embed(texts, **options)])
-        return getattr(found, "tokens", type(found)), len(service.sent), now() - began
+    async def asked(service: Service, method: str = "embed", **options) -> tuple:
+        embedder, began = client(service, texts_per_call_max=1), now()
+        call = getattr(embedder, method)(["one", "two", "three"], **options)
+        (found,) = await ended([call])
+        told = type(found) if isinstance(found, Exception) else len(found)
+        return told, len(service.sent), now() - began
 
     for kind in (errors.Overloaded, errors.QuotaExceeded):
         name = kind.__name__
-        assert await embedded(Busy(2, 3, 5, name=name)) == (3, 6, 7.5)
-        assert await embedded(Busy(2, name=name, hint="try again in 30 s")) == (3, 4, 30)
-        assert await embedded(Busy(2, name=name, hint="come back")) == (3, 4, 1)
-        assert await embedded(Busy(1, name=name)) == (kind, 1, 0)
-        # Nor is it waited for without end, and no longer than for vectors.
         always = range(2, 1000)
-        assert await embedded(Busy(*always, name=name)) == (kind, 50, 120)
-        assert await embedded(Busy(*always, name=name), deadline_ms=5_000) == (kind, 6, 10)
-    assert await embedded(Busy(2, name="WorkerFailed")) == (errors.WorkerFailed, 2, 0)
+        for method in ("embed", "count_tokens"):
+            assert await asked(Busy(2, 3, 5, name=name), method) == (3, 6, 7.5)
+            assert await asked(Busy(1, name=name), method) == (kind, 1, 0)
+            # Nor is it waited for without end.
+            assert await asked(Busy(*always, name=name), method) == (kind, 50, 120)
+        assert await asked(Busy(2, name=name, sentence="full; try again in 30 s")) == (3, 4, 30)
+        assert await asked(Busy(2, name=name, sentence="full; come back")) == (3, 4, 1)
+        # No longer than for vectors.
+        assert await asked(Busy(*always, name=name), deadline_ms=5_000) == (kind, 6, 10)
+    assert await asked(Busy(2, name="WorkerFailed")) == (errors.WorkerFailed, 2, 0)
+
+
+async def what_was_too_large_is_not_tried_again() -> None:
+    """Once a call was small enough, so are the others."""
+    for method in ("embed", "count_tokens"):
+        service = Small(1000)
+        found = await getattr(client(service), method)(["x" * 100] * 100)
+        sent = [len(message.body[0]) for message in service.sent]
+        assert (len(found), sent) == (100, [100, 50, 25, 12, *[6] * 16, 4]), sent
+
+
+async def refusals_name_the_text_by_its_number_in_the_list() -> None:
+    async def told(service: Service, texts: list[str]) -> tuple:
+        (refused,) = await ended([getattr(client(service, texts_per_call_max=20), method)(texts)])
+        return type(refused), str(refused), len(service.sent)
+
+    for method in ("embed", "count_tokens"):
+        words = "text 7 can't be tokenized: no"
+        service = Busy(2, name="InvalidArgument", sentence=words)
+        right = "text 27 can't be tokenized: no"
+        assert await told(service, ["x"] * 50) == (errors.InvalidArgument, right, 2)
+        # One that is named is no smaller in another call.
+        service = Busy(2, name="TooLarge", sentence="the size of text 7 is 9; split the text")
+        right = "the size of text 27 is 9; split the text"
+        assert await told(service, ["x"] * 50) == (errors.TooLarge, right, 2)
+        # One that is alone need not be named by the service.
+        texts = ["x"] * 25 + ["x" * 2000] + ["x"] * 25
+        right = "text 25: the call is large"
+        assert await told(Small(1000), texts) == (errors.TooLarge, right, 4)
 
 
 async def calls_that_nobody_waits_for_are_not_sent() -> None:
@@ -252,6 +307,8 @@ async def a_result_waits_for_who_asks_again() -> None:
 
 in_time_of_its_own(a_turn_is_not_the_deadline)
 in_time_of_its_own(the_rest_of_a_long_list_waits_for_room)
+in_time_of_its_own(what_was_too_large_is_not_tried_again)
+in_time_of_its_own(refusals_name_the_text_by_its_number_in_the_list)
 in_time_of_its_own(calls_that_nobody_waits_for_are_not_sent)
 in_time_of_its_own(files_are_the_ones_that_were_given)
 in_time_of_its_own(a_job_that_nobody_knows_of_ends)

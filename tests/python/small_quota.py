@@ -32,7 +32,7 @@ def a_text_that_alone_is_too_large_is_refused(embedder: Embedder) -> None:
     try:
         embedder.embed(["one", "two", "x" * 50_000], truncate="mean")
     except errors.TooLarge as error:
-        assert "quota" in str(error), error
+        assert str(error).startswith("text 2: the call's share of its user's quota"), error
     else:
         raise AssertionError("not refused")
 

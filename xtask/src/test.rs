@@ -37,7 +37,7 @@ const CLUSTER: &[&str] = &["distributed==2026.8.0", "ray[data]==2.60.0"];
 
 /// What our own Python package depends on, is built with and checked with.
 const PYTHON_PACKAGES: &[&str] =
-    &["dbus-fast>=5,<6", "hatchling==1.33.0", "mypy==2.4.1", "numpy==2.4.6"];
+    &["dbus-fast>=5.0.20,<6", "hatchling==1.33.0", "mypy==2.4.1", "numpy==2.4.6"];
 
 /// Environment variables that tell the tests where to find what was fetched for them.
 pub type Settings = Vec<(&'static str, PathBuf)>;

@@ -8,7 +8,9 @@ use op_dbus_api::{EmbedderProxy, Error, option};
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
-    let texts: Vec<String> = std::env::args().skip(1).collect();
+    // Arguments are not all UTF-8.
+    let texts = std::env::args_os().skip(1).map(|text| text.to_string_lossy().into_owned());
+    let texts: Vec<String> = texts.collect();
     let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
     match nearest(&texts).await {
         Ok(found) => {

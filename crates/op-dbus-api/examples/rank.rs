@@ -2,7 +2,7 @@
 //!
 //!     rank "why is the network down?" < log
 
-use std::io::read_to_string;
+use std::io::Read;
 use std::process::ExitCode;
 
 use op_dbus_api::EmbedderProxyBlocking;
@@ -18,15 +18,15 @@ fn main() -> ExitCode {
 }
 
 fn run() -> Result<(), Box<dyn std::error::Error>> {
-    let question = std::env::args().nth(1).ok_or("usage: rank QUESTION < LINES")?;
-    let input = read_to_string(std::io::stdin())?;
+    let question = std::env::args_os().nth(1).ok_or("usage: rank QUESTION < LINES")?;
+    let mut input = Vec::new();
+    std::io::stdin().read_to_end(&mut input)?;
+    // Logs are not all UTF-8, and D-Bus closes a connection that sends a NUL.
+    let input = String::from_utf8_lossy(&input).replace('\0', "\u{fffd}");
     let lines: Vec<&str> = input.lines().collect();
     let bus = zbus::block_on(zbus::Connection::system())?;
-    // D-Bus strings have no NUL: a connection that sends one is closed.
-    if let Some(line) = lines.iter().position(|line| line.contains('\0')) {
-        return Err(format!("line {} has a NUL byte", line + 1).into());
-    }
-    let ranks = EmbedderProxyBlocking::new(&bus)?.rank(&question, &lines, 3)?;
+    let embedder = EmbedderProxyBlocking::new(&bus)?;
+    let ranks = embedder.rank(&question.to_string_lossy(), &lines, 3)?;
     for (index, cosine) in ranks {
         println!("{cosine:.2}  {}", lines.get(index as usize).unwrap_or(&"?"));
     }

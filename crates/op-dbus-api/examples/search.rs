@@ -4,7 +4,7 @@
 //!     search log < questions
 
 use std::fs::File;
-use std::io::{Read, stdin};
+use std::io::{BufRead, Read, stdin};
 use std::os::fd::{AsFd, OwnedFd};
 use std::process::ExitCode;
 
@@ -22,7 +22,7 @@ fn main() -> ExitCode {
 }
 
 fn run() -> Result<(), Box<dyn std::error::Error>> {
-    let path = std::env::args().nth(1).ok_or("usage: search FILE < QUESTIONS")?;
+    let path = std::env::args_os().nth(1).ok_or("usage: search FILE < QUESTIONS")?;
     let lines = std::fs::read_to_string(&path)?;
     let file = File::open(&path)?;
 
@@ -38,8 +38,10 @@ fn run() -> Result<(), Box<dyn std::error::Error>> {
     let vectors = numbers(&bytes);
 
     let line = EmbedderProxyBlocking::new(&direct_blocking(&embedder)?)?;
-    for question in stdin().lines() {
-        let (bytes, ..) = line.embed_packed(&[&question?], Default::default())?;
+    for question in stdin().lock().split(b'\n') {
+        // Input is not all UTF-8, and D-Bus closes a connection that sends a NUL.
+        let question = String::from_utf8_lossy(&question?).replace('\0', "\u{fffd}");
+        let (bytes, ..) = line.embed_packed(&[&question], Default::default())?;
         let question = numbers(&bytes);
         let near =
             vectors.chunks_exact(dimensions as usize).map(|vector| cosine(&question, vector));

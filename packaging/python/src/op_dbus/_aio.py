@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import operator
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from types import TracebackType
-from typing import Any, Self, SupportsIndex, Unpack
+from typing import Any, Self, SupportsIndex, TypeVar, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from .embeddings import Embeddings
 from .options import Options
 from .properties import Properties
 
+_T = TypeVar("_T")
 _CALL_TEXTS_MAX, _CALL_BYTES_MAX = 2048, 2 * 1024 * 1024
 """Texts in one call, and their bytes: a few batches, and a part of ``quota_tokens``, which all programs of a
 user share. With ``truncate="mean"`` each byte counts there as a token."""
@@ -106,50 +107,34 @@ class AsyncEmbedder:
         """
         wanted: dict[str, Any] = dict(options)
         seconds = _patience(wanted)
-        room_s = _ROOM_S if seconds is None else seconds
         texts = await self._checked(texts, seconds)
         kind = tuple(wanted.get(key) for key in ("level", "dimensions", "encoding"))
         parts: list[Embeddings] = []
         whole: NDArray[Any] | None = None
-        start, texts_max = 0, _CALL_TEXTS_MAX
-        while start < len(texts) or not parts:
-            row_bytes = self._row_bytes.get(kind, _UNKNOWN_ROW_BYTES)
-            end = await self._end_of_call(texts, start, row_bytes, seconds, texts_max)
-            bytes_expected = (end - start) * row_bytes
-            by_descriptor = self._has_descriptors and bytes_expected > _IN_MESSAGE_BYTES_MAX
-            try:
-                # By a refusal of a later call what is here already would be lost.
-                part = await self._embed_with_room(
-                    texts[start:end], wanted, by_descriptor, room_s if parts else 0.0
-                )
-            except UnknownMethod:
-                if not by_descriptor:
-                    raise
-                # Once: from now on replies come in messages, whose size is limited.
-                self._has_descriptors = False
-                continue
-            except errors.WrongSpace:
-                if "expect_space" in options:
-                    raise
-                # It is asked for here alone: the caller has no index to embed again.
-                sentence = "the model was changed between two calls for these texts"
-                raise errors.WrongSpace(f"{sentence}: embed them again") from None
-            except errors.OpDbusError as reason:
-                if isinstance(reason, errors.TooLarge) and end - start > 1:
-                    # What a call counts as is the service's to say, by its model and options.
-                    texts_max = (end - start) // 2
-                    continue
-                raise errors.about_texts_from(start, reason) from None
-            columns, dtype = part.vectors.shape[1], part.vectors.dtype
-            self._row_bytes[kind] = columns * dtype.itemsize
-            wanted.setdefault("expect_space", part.space)
-            if whole is None and end < len(texts):
-                whole = np.empty((len(texts), columns), dtype)
-            if whole is not None:
-                # At once: the memory of what came is the service's until it is let go.
-                part = embeddings.copied(part, whole[start:end])
-            parts.append(part)
-            start, texts_max = end, min(2 * texts_max, _CALL_TEXTS_MAX)
+        start = 0
+
+        def ask(some: list[str], by_descriptor: bool) -> Awaitable[Embeddings]:
+            return self._embed(some, wanted, by_descriptor)
+
+        try:
+            async for part in self._in_calls(texts, ask, kind, seconds):
+                end = start + len(part)
+                columns, dtype = part.vectors.shape[1], part.vectors.dtype
+                self._row_bytes[kind] = columns * dtype.itemsize
+                wanted.setdefault("expect_space", part.space)
+                if whole is None and end < len(texts):
+                    whole = np.empty((len(texts), columns), dtype)
+                if whole is not None:
+                    # At once: the memory of what came is the service's until it is let go.
+                    part = embeddings.copied(part, whole[start:end])
+                parts.append(part)
+                start = end
+        except errors.WrongSpace:
+            if "expect_space" in options:
+                raise
+            # It is asked for here alone: the caller has no index to embed again.
+            sentence = "the model was changed between two calls for these texts"
+            raise errors.WrongSpace(f"{sentence}: embed them again") from None
         return parts[0] if whole is None else embeddings.joined(parts, whole)
 
     async def start(
@@ -223,25 +208,14 @@ class AsyncEmbedder:
         return [(int(index), float(cosines[index])) for index in best]
 
     async def count_tokens(self, texts: Iterable[str]) -> list[int]:
-        """Tokens of each text with the default prompt, before truncation; nothing is embedded."""
+        """Tokens of each text with the default prompt, before truncation; nothing is embedded.
+
+        Long lists are several calls, as those of ``embed`` are.
+        """
         texts = await self._checked(texts)
-        counts: list[int] = []
-        texts_max = _CALL_TEXTS_MAX
-        while len(counts) < len(texts):
-            end = await self._end_of_call(texts, len(counts), texts_max=texts_max)
-            asked = [texts[len(counts) : end]]
-            try:
-                body, _ = await self._connected().call("CountTokens", "as", asked, "au")
-            except errors.TooLarge:
-                if len(asked[0]) == 1:
-                    raise
-                texts_max = len(asked[0]) // 2
-                continue
-            if len(body[0]) != len(asked[0]):
-                raise errors.UnexpectedReply("CountTokens answered for another number of texts")
-            counts.extend(int(count) for count in body[0])
-            texts_max = min(2 * texts_max, _CALL_TEXTS_MAX)
-        return counts
+        if not texts:
+            return []
+        return [count async for part in self._in_calls(texts, self._counted) for count in part]
 
     async def properties(self) -> Properties:
         """What the service says about itself now."""
@@ -283,56 +257,90 @@ class AsyncEmbedder:
                 raise errors.TooLarge(f"{sentence}: split it")
         return checked
 
+    async def _in_calls(
+        self,
+        texts: list[str],
+        ask: Callable[[list[str], bool], Awaitable[_T]],
+        kind: tuple[Any, ...] = (),
+        seconds: float | None = None,
+    ) -> AsyncIterator[_T]:
+        """What ``ask`` answers for one part of ``texts`` after the other; where there are none, for that.
+
+        It is told whether the answer comes in a descriptor, as many vectors of a ``kind`` do.
+        """
+        start, bytes_max, room_s = 0, _CALL_BYTES_MAX, 0.0
+        while True:
+            row_bytes = self._row_bytes.get(kind, _UNKNOWN_ROW_BYTES) if kind else 0
+            end = await self._end_of_call(texts, start, row_bytes, seconds, bytes_max)
+            bytes_expected = (end - start) * row_bytes
+            by_descriptor = self._has_descriptors and bytes_expected > _IN_MESSAGE_BYTES_MAX
+            try:
+                # Not kept in here, where it would stay during the next call.
+                yield await ask(texts[start:end], by_descriptor)
+            except UnknownMethod:
+                if not by_descriptor:
+                    raise
+                # Once: from now on replies come in messages, whose size is limited.
+                self._has_descriptors = False
+                continue
+            except (errors.Overloaded, errors.QuotaExceeded) as reason:
+                pause = errors.pause_of(reason)
+                if pause > room_s:
+                    raise
+                room_s -= pause
+                await asyncio.sleep(pause)
+                continue
+            except errors.OpDbusError as reason:
+                if isinstance(reason, errors.TooLarge):
+                    # Another service may run by now, with other limits.
+                    self._limits = None
+                    if end - start > 1 and not errors.is_about_text(reason):
+                        # What a call counts as is the service's to say, by its model and options.
+                        bytes_max = sum(map(_bytes_of, texts[start:end])) // 2
+                        continue
+                raise errors.about_texts(start, end - start, reason) from None
+            if end == len(texts):
+                return
+            # By a refusal of a later call what is here already would be lost.
+            start, room_s = end, _ROOM_S if seconds is None else seconds
+
     async def _end_of_call(
         self,
         texts: list[str],
         start: int,
         row_bytes: int = 0,
         seconds: float | None = None,
-        texts_max: int = _CALL_TEXTS_MAX,
+        bytes_max: int = _CALL_BYTES_MAX,
     ) -> int:
         """How far from ``start`` on the texts fit one call, for the service and for the bus."""
         limits = await self._constant(seconds)
-        rows_max = min(limits.texts_per_call_max, texts_max)
+        rows_max = min(limits.texts_per_call_max, _CALL_TEXTS_MAX)
         if row_bytes and not self._has_descriptors:
             rows_max = min(rows_max, limits.inline_reply_bytes_max // row_bytes)
         size = 0
         for end in range(start, len(texts)):
-            # Each travels with its length and up to four bytes of padding.
-            size += len(texts[end].encode()) + 8
-            if end > start and (end - start == rows_max or size > _CALL_BYTES_MAX):
+            size += _bytes_of(texts[end])
+            if end > start and (end - start == rows_max or size > bytes_max):
                 return end
         return len(texts)
+
+    async def _counted(self, texts: list[str], by_descriptor: bool) -> list[int]:
+        """One call, which is answered in the message."""
+        body, _ = await self._connected().call("CountTokens", "as", [texts], "au")
+        if len(body[0]) != len(texts):
+            raise errors.UnexpectedReply("CountTokens answered for another number of texts")
+        return [int(count) for count in body[0]]
 
     async def _embed(
         self, texts: list[str], wanted: dict[str, Any], by_descriptor: bool
     ) -> Embeddings:
         """One call. Raises ``UnknownMethod`` where the service does not have this one."""
         method = self._embed_to_descriptor if by_descriptor else self._embed_packed
-        try:
-            asked = [texts, options.variants(wanted)]
-            answer = await method(asked, _encoding(wanted), _patience(wanted))
-        except errors.TooLarge:
-            # Another service may run by now, with other limits.
-            self._limits = None
-            raise
+        asked = [texts, options.variants(wanted)]
+        answer = await method(asked, _encoding(wanted), _patience(wanted))
         if len(answer) != len(texts):
             raise errors.UnexpectedReply(f"{len(answer)} vectors came for {len(texts)} texts")
         return answer
-
-    async def _embed_with_room(
-        self, texts: list[str], wanted: dict[str, Any], by_descriptor: bool, room_s: float
-    ) -> Embeddings:
-        """The same, for which room in the queue is waited for up to so many seconds."""
-        while True:
-            try:
-                return await self._embed(texts, wanted, by_descriptor)
-            except (errors.Overloaded, errors.QuotaExceeded) as reason:
-                pause = errors.pause_of(reason)
-                if pause > room_s:
-                    raise
-            room_s -= pause
-            await asyncio.sleep(pause)
 
     async def _embed_packed(
         self, asked: list[Any], encoding: str, seconds: float | None
@@ -351,6 +359,11 @@ class AsyncEmbedder:
         call = line.call("EmbedToFd", "asa{sv}", asked, "huua{sv}", seconds=seconds)
         (*shape, info), descriptors = await call
         return embeddings.from_descriptors(descriptors, [*shape, plain(info)], encoding)
+
+
+def _bytes_of(text: str) -> int:
+    """A text travels with its length and up to four bytes of padding."""
+    return len(text.encode()) + 8
 
 
 def _encoding(wanted: Mapping[str, Any]) -> str:

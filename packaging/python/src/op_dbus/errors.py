@@ -165,6 +165,8 @@ _NOT_REACHABLE = {
 }
 _NOT_STARTED = (_STANDARD + "Spawn.", "org.freedesktop.systemd1.")
 """What begins the names of errors of those who start services."""
+_TEXT = re.compile(r"((?:the size of )?text )(\d+)( .*)", re.DOTALL)
+"""How sentences begin that are about one text."""
 
 
 def from_reply(name: str, sentence: str) -> OpDbusError:
@@ -183,10 +185,17 @@ def pause_of(error: OpDbusError) -> float:
     return max(int(hint[1]) / (1000 if hint[2] else 1), 0.01) if hint else 1.0
 
 
-def about_texts_from(first: int, error: OpDbusError) -> OpDbusError:
-    """The error of a call whose texts begin at number ``first``: the service counts from there."""
-    about = re.match(r"((?:the size of )?text )(\d+)( .*)", str(error), re.DOTALL)
-    if not first or not about:
-        return error
-    begin, number, rest = about.groups()
-    return type(error)(f"{begin}{first + int(number)}{rest}")
+def is_about_text(error: OpDbusError) -> bool:
+    """Whether the sentence names a text of its call; a call of fewer texts would be refused for it as well."""
+    return _TEXT.match(str(error)) is not None
+
+
+def about_texts(first: int, count: int, error: OpDbusError) -> OpDbusError:
+    """The error of a call with ``count`` texts that begin at number ``first``: the service counts from there."""
+    about = _TEXT.match(str(error))
+    if about:
+        begin, number, rest = about.groups()
+        return type(error)(f"{begin}{first + int(number)}{rest}")
+    if count == 1 and isinstance(error, TooLarge):
+        return type(error)(f"text {first}: {error}")
+    return error
