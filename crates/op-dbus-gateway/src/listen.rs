@@ -2,6 +2,7 @@
 
 use std::io::{self, ErrorKind};
 use std::net::{SocketAddr, TcpListener as StdTcp};
+use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::{UnixListener as StdUnix, UnixStream as StdUnixStream};
 use std::path::{Path, PathBuf};
@@ -90,10 +91,11 @@ impl Listener {
                  this one free"
             ))
         };
-        match &address {
-            Address::Tcp(at) => StdTcp::bind(at).and_then(Self::tcp).map_err(failed),
-            Address::Unix(path) => bind_unix(path).and_then(Self::unix).map_err(failed),
-        }
+        let bound = match &address {
+            Address::Tcp(at) => StdTcp::bind(at).and_then(|socket| Self::tcp(crowded(socket)?)),
+            Address::Unix(path) => bind_unix(path).and_then(|socket| Self::unix(crowded(socket)?)),
+        };
+        bound.map_err(failed)
     }
 
     fn tcp(socket: StdTcp) -> io::Result<Self> {
@@ -145,6 +147,13 @@ fn handed_over() -> io::Result<Option<Listener>> {
         return Listener::tcp(socket).map(Some);
     }
     sockets.take_unix_listener(0)?.map(Listener::unix).transpose()
+}
+
+/// As many connections wait to be accepted as the kernel lets: the standard library's 128 are filled by a crowd in a
+/// moment, and who finds them full tries again a second later.
+fn crowded<S: AsFd>(socket: S) -> io::Result<S> {
+    rustix::net::listen(&socket, i32::MAX)?;
+    Ok(socket)
 }
 
 /// A socket that every user may connect to, as every user may call the service on the bus. One that

@@ -58,8 +58,7 @@ fn flag(row: &'static Row) -> Arg {
     let summary = summary.trim_end_matches('.').replace('`', "");
     let values = row.kind.accepted().replace('`', "");
     Arg::new(row.key)
-        // Clap keeps the name for as long as the program runs.
-        .long(&*row.long().leak())
+        .long(row.long())
         .value_name(value_name(&row.kind))
         .help(format!("{summary}{default}"))
         .long_help(format!("{}\n\nValues: {values}{default}", row.doc.replace('`', "")))
