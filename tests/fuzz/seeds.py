@@ -63,21 +63,24 @@ def worker() -> None:
     description = {"provider": "sim", "device": "sim:0", "devices": 1, "precision": "f32",
                    "engine": "sim", "isa": "", "dimensions": 2, "batch_tokens": 0, "load_ms": 0,
                    "pid": 1, "sandbox": ""}
+    use = {"buffers": {"found": 1, "made": 2}, "transfers": {"in_place": 3, "copied": 4},
+           "arena": {"bytes": 5, "in_use": 6, "in_use_max": 7, "hits": 8, "misses": 9}, "replays": 10}
     said = [
         {"ready": {"description": description}},
-        {"done": {"number": 1, "device": None}},
-        {"done": {"number": 2, "device": "sim:1"}},
+        {"done": {"number": 1, "device": None, "memory": {}}},
+        {"done": {"number": 2, "device": "sim:1", "memory": use}},
         {"failed": {"number": 3, "failure": "failed", "message": "no"}},
-        {"trimmed": {"number": 4, "given_back": 1, "resident": 2}},
+        {"trimmed": {"number": 4, "given_back": 1, "resident": 2, "memory": use}},
         {"failed": {"number": 5, "failure": "lost", "message": "no"}},
     ]
     put("worker-answers", "all", "\n".join(map(json.dumps, said)).encode())
     put("worker-answers", "unloadable",
         b'{"unloadable": {"kind": "other", "message": "no"}}')
-    hello = {"hello": {"version": 5, "shape": {"tokens_max": 8, "rows_max": 4, "dimensions": 2}}}
-    asked = [hello, {"run": {"number": 1, "rows": 2, "tokens": 3}}, {"trim": {"number": 2}},
-             {"run": {"number": 3, "rows": 4, "tokens": 8}},
-             {"run": {"number": 4, "rows": 5, "tokens": 9}}]
+    hello = {"hello": {"version": 7, "shape": {"tokens_max": 8, "rows_max": 4, "dimensions": 2}}}
+    run = lambda number, slot, rows, tokens: {
+        "run": {"number": number, "slot": slot, "rows": rows, "tokens": tokens}}
+    asked = [hello, run(1, 0, 2, 3), {"trim": {"number": 2}}, run(3, 1, 4, 8), run(4, 0, 5, 9),
+             run(5, 2, 1, 1)]
     memory = bytes([5, 6, 7, 0, 0, 0, 0, 0, 2, 1, 0, 0])
     # Its zeros end it: what is missing is 0.
     put("worker-requests", "all", memory[:3] + b"\0" + "\n".join(map(json.dumps, asked)).encode())
@@ -113,6 +116,7 @@ def model_files() -> dict[str, bytes]:
                 "type": f"sentence_transformers.models.{kind}"}
                for index, (kind, path) in enumerate(zip(kinds, folders))]
     config, _ = bert(positions=34)
+    around = [{"SpecialToken": {"id": "[CLS]"}}, {"Sequence": {"id": "A"}}, {"SpecialToken": {"id": "[SEP]"}}]
     values = {
         "modules.json": modules,
         "config.json": config | {"matryoshka_dimensions": [1]},
@@ -120,7 +124,11 @@ def model_files() -> dict[str, bytes]:
         "sentence_bert_config.json": {"max_seq_length": 32, "do_lower_case": False},
         "config_sentence_transformers.json": {"prompts": {"query": "q: "}, "default_prompt_name": "query"},
         "tokenizer_config.json": {"model_max_length": 32},
-        "tokenizer.json": {"normalizer": {"type": "Lowercase"}, "model": {"type": "WordPiece"}},
+        # As transformers has it for a BERT, which it would be rebuilt as.
+        "tokenizer.json": {
+            "normalizer": {"type": "BertNormalizer"}, "pre_tokenizer": {"type": "BertPreTokenizer"},
+            "post_processor": {"type": "TemplateProcessing", "single": around},
+            "model": {"type": "WordPiece", "vocab": {"[UNK]": 0, "[CLS]": 1, "[SEP]": 2}}},
         "2_Dense/config.json": {"in_features": 2, "out_features": 3, "bias": True,
                                 "activation_function": "torch.nn.modules.activation.Tanh"},
     }
@@ -141,14 +149,14 @@ def models() -> None:
                 out.writestr(zipfile.ZipInfo("model/" + path), content, kind)
         put("archive", name, archive.getvalue())
     digest = "0" * 64
-    record = {"version": 2, "name": "m", "family": "bert", "pooling": "mean", "normalize": True,
+    record = {"version": 1, "name": "m", "family": "bert", "pooling": "mean", "normalize": True,
               "dimensions": 2, "max_input_tokens": 8, "prompts": {"q": "q: "}, "default_prompt": "q",
               "matryoshka": [1], "dense": ["2_Dense"], "level": None, "source": "s", "revision": "",
               "files": [{"path": path, "bytes": 1, "sha256": digest}
                         for path in ["model.safetensors", "tokenizer.json", "2_Dense/config.json",
                                      "2_Dense/model.safetensors"]]}
     put("record", "dense", json.dumps(record).encode())
-    put("record", "outside", json.dumps(record | {"files": [
+    put("record", "outside", json.dumps(record | {"files": record["files"] + [
         {"path": "../x", "bytes": 1, "sha256": digest}]}).encode())
 
 
@@ -198,8 +206,8 @@ def message(*fields: tuple[int, object]) -> bytes:
     return out
 
 
-def onnx() -> bytes:
-    """The export of a BERT, of which only the products say which matrix is whose."""
+def onnx(*more: bytes) -> bytes:
+    """The export of a BERT, of which only the products say which matrix is whose, with more tensors."""
     def float_tensor(name: str, shape: list[int]) -> bytes:
         values = struct.pack(f"<{math.prod(shape)}f", *[0.5] * math.prod(shape))
         return message(*((1, side) for side in shape), (2, 1), (8, name), (9, values))
@@ -218,24 +226,24 @@ def onnx() -> bytes:
         is_matrix = kind == "weight" and stem + ".bias" in shapes and len(shape) == 2
         initializers.append(float_tensor(stem + ".turned", shape[::-1]) if is_matrix
                             else float_tensor(name, shape))
-    outside = message((2, 1), (1, 2), (8, "far"), (14, 1),
-                      (13, message((1, "location"), (2, "weights/far.bin"))))
     branch = message((5, message((1, "then"), (6, message((5, float_tensor("deep", [1])))))),
                      (4, "If"), (1, "x"), (2, "y"))
     graph = message(*((1, node) for node in [*nodes, branch]), (2, "g"),
-                    *((5, tensor) for tensor in [*initializers, outside]),
+                    *((5, tensor) for tensor in [*initializers, *more]),
                     (11, value("input_ids", 7, [0, 0])), (12, value("embedding", 1, [0, 2])))
     return message((1, 8), (8, message((1, ""), (2, 17))), (7, graph))
 
 
 def computed() -> None:
-    for name, (config, shapes) in {"bert": bert(), "mpnet": mpnet(*bert())}.items():
+    for name, (config, shapes) in {"bert": bert(), "mpnet": mpnet(*bert(positions=6))}.items():
         case = json.dumps(config).encode() + b"\0" + tensors(shapes)
         put("weights", name, case)
         put("computed", name, case)
     wide = bert(words=12, width=16, inner=24, positions=6)
     put("computed", "wide", json.dumps(wide[0]).encode() + b"\0" + tensors(wide[1]))
     put("graph", "export", onnx())
+    put("graph", "outside", onnx(message((2, 1), (1, 2), (8, "far"), (14, 1),
+                                         (13, message((1, "location"), (2, "weights/far.bin"))))))
 
 
 def variant(value: object) -> tuple[str, int, bytes]:
@@ -298,6 +306,38 @@ def callers() -> None:
         b"Transfer-Encoding: chunked\r\n\r\n8\r\n{\"text\":\r\n4\r\n\"a\"}\r\n0\r\n\r\n"))
 
 
+def call(serial: int, member: str, signature: str, body: bytes, *, order: str = "<", kind: int = 1,
+         flags: int = 0, interface: str = "org.opdbus.Embedding1.Embedder") -> bytes:
+    """A message for the service, as it is on the wire."""
+    fields = b""
+    for code, kind_of_value, value in [
+            (1, "o", "/org/opdbus/Embedding1"), (2, "s", interface), (3, "s", member), (8, "g", signature)]:
+        fields += b"\0" * (-len(fields) % 8) + bytes([code, 1]) + kind_of_value.encode() + b"\0"
+        length = "B" if kind_of_value == "g" else order + "I"
+        fields += struct.pack(length, len(value)) + value.encode() + b"\0"
+    mark = {"<": b"l", ">": b"B"}[order]
+    start = mark + bytes([kind, flags, 1]) + struct.pack(order + "III", len(body), serial, len(fields))
+    return start + fields + b"\0" * (-len(fields) % 8) + body
+
+
+def direct() -> None:
+    text = lambda text, order="<": struct.pack(order + "I", len(text)) + text.encode() + b"\0"
+    # 1000, which is who the target takes the client for.
+    external = b"\0AUTH EXTERNAL 31303030\r\n"
+    put("direct", "calls", external + b"NEGOTIATE_UNIX_FD\r\nBEGIN\r\n"
+        + call(1, "Embed", "s", text("one"))
+        + call(2, "Embed", "s", text("one"), flags=1)
+        + call(3, "Embed", "s", text("one"), kind=4)
+        + call(4, "Set", "ssv", text("a.b") + text("C") + b"\2ay\0\0\0" + struct.pack("<I", 3) + b"abc",
+               interface="org.freedesktop.DBus.Properties")
+        + call(1, "Embed", "s", text("one")))
+    put("direct", "big-endian", b"\0AUTH\r\nAUTH ANONYMOUS\r\nAUTH EXTERNAL\r\nDATA\r\nBEGIN\r\n"
+        + call(1, "Embed", "s", text("one", ">"), order=">"))
+    put("direct", "cancelled", external + b"CANCEL\r\nAUTH EXTERNAL 39393939\r\n")
+    # An empty line, at which the parser of lines would panic.
+    put("direct", "empty-line", b"\0\r\n\n")
+
+
 def files() -> None:
     # Without a checksum, which a fuzzer would not get right.
     put("state", "whole", json.dumps(
@@ -322,9 +362,10 @@ endpoints = ["https://localhost:8000"]
 protocol = "oip"
 
 [providers.cuda]
-gpu_memory_limit = 1000000
-options = { tunable_op_enable = "1" }
-\0VECTOR_LEVEL=medium\0THREADS=2\0FALLBACK=tensorrt,cuda\0CACHE_BYTES=64M""")
+gpu_mem_limit = "64MiB"
+tunable_op_enable = true
+options = { prefer_nhwc = "1" }
+\0VECTOR_LEVEL=medium\0THREADS=2\0FALLBACK=tensorrt,cuda\0CACHE_BYTES=64MiB""")
     put("settings", "wrong", b"vector_levle = 'low'\nthreads = -1\n[providers.cdua]\nx = 1\n\0LOG=\xff\0NONE=1")
 
 
@@ -343,7 +384,7 @@ def servers() -> None:
     put("answers-oip", "json", "\0".join([
         told([ids, mask], pooled), answer(pooled, [2, 2], {"data": [[1, 2], [3, 4]]})]).encode())
     put("answers-oip", "bytes", "\0".join([
-        told([ids], states), answer(states, [2, 2, 2], {})]).encode()
+        told([ids], states), answer(states, [2, 2, 2], {"parameters": {"binary_data_size": 32}})]).encode()
         + b"\0" + struct.pack("<8f", *range(8)))
     texts = {"name": "text", "datatype": "BYTES", "shape": [-1, 1]}
     put("answers-oip", "texts", "\0".join([
@@ -359,5 +400,5 @@ def servers() -> None:
     put("answers-grpc", "contents", bytes([len(asked)]) + asked + contents)
 
 
-for write in [tokenizer, worker, models, computed, callers, files, servers]:
+for write in [tokenizer, worker, models, computed, callers, direct, files, servers]:
     write()

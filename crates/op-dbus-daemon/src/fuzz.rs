@@ -1,4 +1,4 @@
-//! What the fuzzer of `tests/fuzz` drives here: options, texts in descriptors, the state, settings.
+//! What the fuzzer of `tests/fuzz` drives here: options, texts in descriptors, direct connections, the state, settings.
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
 use crate::bus;
-use crate::settings::{Settings, Sources};
+use crate::settings::{Origin, Settings, Sources};
 use crate::state::StateFile;
 
 #[path = "../../../tests/fuzz/file.rs"]
@@ -14,37 +14,39 @@ mod file;
 
 use file::as_file;
 
-/// A name, and what has to survive any bytes.
-pub type Driven = (&'static str, fn(&[u8]));
+/// A name, and what has to survive any bytes, which tells whether it understood them.
+pub type Driven = (&'static str, fn(&[u8]) -> bool);
 
 /// All that is driven here.
 pub const TARGETS: &[Driven] = &[
     ("options", bus::fuzz::options),
     ("texts", bus::fuzz::texts),
+    ("direct", bus::fuzz::direct),
     ("state", state),
     ("settings", settings),
 ];
 
-/// Where no file is.
-const NOWHERE: &str = "/dev/null";
+/// Where no file is, nor can be.
+const NOWHERE: &str = "/proc/none";
 
 /// The state file: what is taken from one that is whole is there again once it was written.
-fn state(bytes: &[u8]) {
+fn state(bytes: &[u8]) -> bool {
     let (_file, path) = as_file(bytes);
     let (state, unusable) = StateFile::read(&path);
     if let Some(why) = unusable {
         assert!(state.settings().is_empty() && why.contains("is not used"), "{why}");
-        return;
+        return false;
     }
     let written = state.document().expect("what was read");
     let (_file, path) = as_file(written.as_bytes());
     let (again, unusable) = StateFile::read(&path);
     assert_eq!(unusable, None, "{written}");
     assert_eq!(again.settings(), state.settings());
+    true
 }
 
 /// A `config.toml`, a NUL, and variables, `NAME=VALUE`, with a NUL after each; `OP_DBUS_` is put before.
-fn settings(bytes: &[u8]) {
+fn settings(bytes: &[u8]) -> bool {
     let mut parts = bytes.split(|byte| *byte == 0);
     let (_file, path) = as_file(parts.next().unwrap_or_default());
     let variable = |part: &[u8]| {
@@ -56,8 +58,14 @@ fn settings(bytes: &[u8]) {
     let env = parts.filter_map(variable).collect();
     let sources = Sources { env, flags, ..Sources::under(PathBuf::from(NOWHERE)) };
     match Settings::load(&sources) {
-        Ok(loaded) => assert!(loaded.settings.queue_tokens_max > 0),
-        Err(mistakes) => assert!(!mistakes.to_string().is_empty()),
+        Ok(loaded) => {
+            assert!(loaded.settings.queue_tokens_max > 0);
+            loaded.origins.values().any(|origin| matches!(origin, Origin::File(..)))
+        }
+        Err(mistakes) => {
+            assert!(!mistakes.to_string().is_empty());
+            false
+        }
     }
 }
 

@@ -12,8 +12,8 @@ use zbus::connection::Builder as Connection;
 use crate::limits;
 use crate::{Gateway, routes};
 
-/// A name, and what has to survive any bytes.
-pub type Driven = (&'static str, fn(&[u8]));
+/// A name, and what has to survive any bytes, which tells whether it understood them.
+pub type Driven = (&'static str, fn(&[u8]) -> bool);
 
 /// All that is driven here.
 pub const TARGETS: &[Driven] = &[("requests", requests)];
@@ -28,11 +28,13 @@ static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| {
 });
 
 /// All that a client sends on one connection to a gateway that has no bus.
-fn requests(bytes: &[u8]) {
+fn requests(bytes: &[u8]) -> bool {
     let said = said_to(bytes);
     assert!(said.is_empty() || said.starts_with("HTTP/1."), "{said}");
     // Whatever is wrong is the client's mistake, or that there is no service.
     assert!(!said.starts_with("HTTP/1.1 500"), "{said}");
+    // A body is read before the service, which is not there, is asked.
+    bytes.starts_with(b"POST ") && said.starts_with("HTTP/1.1 503 ")
 }
 
 /// What such a gateway says to it.

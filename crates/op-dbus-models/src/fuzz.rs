@@ -17,8 +17,8 @@ mod file;
 
 use file::as_file;
 
-/// A name, and what has to survive any bytes.
-pub type Driven = (&'static str, fn(&[u8]));
+/// A name, and what has to survive any bytes, which tells whether it understood them.
+pub type Driven = (&'static str, fn(&[u8]) -> bool);
 
 /// All that is driven here.
 pub const TARGETS: &[Driven] =
@@ -41,13 +41,13 @@ const MARKERS: &[&str] = &["modules.json", "tokenizer.json"];
 const WEIGHTS: [&str; 2] = ["model.safetensors", "2_Dense/model.safetensors"];
 
 /// A zip archive that somebody gives as a model.
-fn archive(bytes: &[u8]) {
+fn archive(bytes: &[u8]) -> bool {
     let (_file, path) = as_file(bytes);
-    describe_both(&path);
+    describe_both(&path)
 }
 
 /// The files of [`FILES`], a NUL after each; one that is empty is not there.
-fn model_files(bytes: &[u8]) {
+fn model_files(bytes: &[u8]) -> bool {
     let mut zip = ZipWriter::new(Cursor::new(Vec::new()));
     let stored = SimpleFileOptions::default().compression_method(CompressionMethod::Stored);
     let parts = FILES.into_iter().zip(bytes.split(|byte| *byte == 0));
@@ -57,11 +57,12 @@ fn model_files(bytes: &[u8]) {
         zip.write_all(content).expect("an archive in memory");
     }
     let (_file, path) = as_file(&zip.finish().expect("an archive in memory").into_inner());
-    describe_both(&path);
+    describe_both(&path)
 }
 
-/// Describes the archive as weights of a known family, and as a user's own graph.
-fn describe_both(path: &Path) {
+/// Describes the archive as weights of a known family, and as a user's own graph; whether it is both.
+fn describe_both(path: &Path) -> bool {
+    let mut understood = 0;
     if let Ok(mut place) = Place::zip_around(path, MARKERS)
         && let Ok(found) = describe::sentence_transformers(&mut place)
     {
@@ -70,6 +71,7 @@ fn describe_both(path: &Path) {
         assert!(found.files.iter().all(is_inside), "{found:?}");
         let is_prompt = |name: &String| found.prompts.contains_key(name);
         assert!(found.default_prompt.iter().all(is_prompt), "{found:?}");
+        understood += 1;
     }
     let facts = OnnxFacts { dimensions: None, pooled: true, finished: true };
     let progress = Progress::silent();
@@ -86,21 +88,26 @@ fn describe_both(path: &Path) {
         && let Ok(found) = describe::onnx(&mut place, facts, &options)
     {
         assert!(found.dimensions > 0 && found.max_input_tokens > 0, "{found:?}");
+        understood += 1;
     }
+    understood == 2
 }
 
 /// The record of an installed model, `op-dbus.json`.
-fn record(bytes: &[u8]) {
-    let Ok(model) = store::parse_record("m", Path::new("op-dbus.json"), bytes) else { return };
+fn record(bytes: &[u8]) -> bool {
+    let record = store::parse_record("m", Path::new("op-dbus.json"), bytes);
+    let Ok(model) = record else { return false };
     // Whoever loads it goes by these.
     assert!(model.dimensions > 0 && model.max_input_tokens > 0, "{model:?}");
     let folder = Path::new("/models/m");
     for file in &model.files {
         let path = folder.join(&file.path);
-        assert!(path.starts_with(folder) && !file.path.contains(".."), "{}", path.display());
+        let leaves = file.path.split('/').any(|part| part == "..");
+        assert!(path.starts_with(folder) && !leaves, "{}", path.display());
     }
     assert_eq!(model.vector_space().len(), 64);
     let _ = model.bytes();
+    true
 }
 
 #[cfg(test)]

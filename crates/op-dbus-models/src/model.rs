@@ -275,7 +275,7 @@ impl Model {
     /// Bytes of all files together.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        self.files.iter().map(|file| file.bytes).sum()
+        self.files.iter().map(|file| file.bytes).fold(0, u64::saturating_add)
     }
 
     /// Checks size, permissions and SHA-256 of every file; reads them all, so it takes about a

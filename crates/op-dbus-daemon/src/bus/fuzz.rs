@@ -10,34 +10,37 @@ use zbus::wire::LE;
 use zbus::wire::serialized::{Context, Data};
 
 use super::bulk::{Budget, Framing, Records, Source, Work};
+pub(crate) use super::direct::fuzz::direct;
 use super::options::{self, Given};
 use crate::memfd;
 
 const TEXT_BYTES_MAX: usize = 16;
 
-static RUNTIME: LazyLock<Runtime> =
+pub(super) static RUNTIME: LazyLock<Runtime> =
     LazyLock::new(|| Builder::new_current_thread().enable_all().build().expect("a runtime"));
 
 /// The options of a method, as they come over the bus: `a{sv}`.
-pub(crate) fn options(bytes: &[u8]) {
+pub(crate) fn options(bytes: &[u8]) -> bool {
     let data = Data::new(bytes, Context::new(LE, 0));
-    let Ok((Given(given), _)) = data.deserialize::<Given<'_>>() else { return };
+    let Ok((Given(given), _)) = data.deserialize::<Given<'_>>() else { return false };
     let now = Instant::now();
     let refusals = [
         options::parse(&given, &[], now).err(),
         options::parse(&given, option::OF_FDS, now).err(),
         options::parse_for_tokens(&given, now).err(),
     ];
+    let understood = !given.is_empty() && refusals.iter().any(Option::is_none);
     for error in refusals.into_iter().flatten() {
         assert_eq!(error.name(), ErrorName::InvalidArgument);
         assert!(error.message().len() < 1000, "{error}");
     }
+    understood
 }
 
 /// How texts follow one another, how many bytes come at once, and the bytes: the same texts come out of
 /// pieces, of a sealed memfd and of all at once.
-pub(crate) fn texts(bytes: &[u8]) {
-    let [framing, piece, bytes @ ..] = bytes else { return };
+pub(crate) fn texts(bytes: &[u8]) -> bool {
+    let [framing, piece, bytes @ ..] = bytes else { return false };
     let (_, framing) = Framing::NAMES[usize::from(*framing) % Framing::NAMES.len()];
     let whole = taken_apart(framing, [bytes]);
     let pieces = taken_apart(framing, bytes.chunks(usize::from(*piece).max(1)));
@@ -47,6 +50,7 @@ pub(crate) fn texts(bytes: &[u8]) {
     for text in whole.iter().flatten() {
         assert!(text.len() <= TEXT_BYTES_MAX && !text.contains('\0'), "{text:?}");
     }
+    whole.is_ok_and(|texts| !texts.is_empty())
 }
 
 fn taken_apart<'a>(

@@ -1,6 +1,7 @@
 //! Each end of a worker's socket, while the other end says anything.
 
 use std::io::IoSlice;
+use std::iter;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::time::Duration;
 
@@ -10,6 +11,7 @@ use nix::sys::socket::{
 };
 
 use super::link::Link;
+use super::protocol::{Answer, receive_message};
 use super::region::{Region, SLOTS};
 use super::serve::serve_on;
 use super::{RegionShape, Timeouts};
@@ -24,27 +26,31 @@ const AT_ONCE: Timeouts = Timeouts { load: Duration::ZERO, run: Duration::ZERO }
 const MESSAGES_MAX: usize = 16;
 
 /// The engine's end: a worker's messages, a line each.
-pub(crate) fn answers(bytes: &[u8]) {
+pub(crate) fn answers(bytes: &[u8]) -> bool {
     let (ours, theirs) = sockets();
-    let Ok(mut link) = Link::open(ours, SHAPE, AT_ONCE.run) else { return };
+    let Ok(mut link) = Link::open(ours, SHAPE, AT_ONCE.run) else { return false };
     say(&theirs, bytes);
-    let Ok(description) = link.wait_loaded(1, AT_ONCE) else { return };
+    let Ok(description) = link.wait_loaded(1, AT_ONCE) else { return false };
     assert_eq!((description.dimensions, description.pid), (SHAPE.dimensions, 1));
-    let mut out = [f32::NAN; 4];
+    let (mut out, mut understood) = ([f32::NAN; 4], false);
     for _ in 0..MESSAGES_MAX {
-        if let Err(error) = link.run_while(&BATCH, &mut out, &mut |_| ()) {
-            assert!(error.to_string().len() < 20_000);
-            let _ = link.trim();
+        match link.run_while(&BATCH, &mut out, &mut |_| ()) {
+            Ok(_) => understood = true,
+            Err(error) => {
+                assert!(error.to_string().len() < 20_000);
+                let _ = link.trim();
+            }
         }
     }
+    understood
 }
 
 /// The worker's end: what lies in the shared memory, a NUL, and the engine's messages, a line each,
 /// of which the first comes with that memory.
-pub(crate) fn requests(bytes: &[u8]) {
+pub(crate) fn requests(bytes: &[u8]) -> bool {
     let mut parts = bytes.splitn(2, |byte| *byte == 0);
     let (content, said) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
-    let Ok((region, memory)) = Region::create(SHAPE) else { return };
+    let Ok((region, memory)) = Region::create(SHAPE) else { return false };
     let number = |at: usize| content.get(at).map_or(0, |byte| i32::from(byte.cast_signed()));
     let ids: [i32; SHAPE.tokens_max] = std::array::from_fn(number);
     let lengths: [i32; SHAPE.rows_max] = std::array::from_fn(|at| number(SHAPE.tokens_max + at));
@@ -58,12 +64,14 @@ pub(crate) fn requests(bytes: &[u8]) {
     let hello = [IoSlice::new(lines.next().unwrap_or_default())];
     let flags = MsgFlags::MSG_NOSIGNAL | MsgFlags::MSG_DONTWAIT;
     if sendmsg::<()>(ours.as_raw_fd(), &hello, &rights, flags, None).is_err() {
-        return;
+        return false;
     }
     say(&ours, lines.next().unwrap_or_default());
     let sim = SimBackend::new(SHAPE.dimensions);
     // It ends at the end of what was said, or at what makes no sense.
     let _ = serve_on(theirs.as_fd(), "none", || Ok(Box::new(sim)));
+    let mut answers = iter::from_fn(|| receive_message::<Answer>(&ours, Some(Duration::ZERO)).ok());
+    answers.any(|answer| matches!(answer, Answer::Done { .. }))
 }
 
 fn sockets() -> (OwnedFd, OwnedFd) {

@@ -1,6 +1,8 @@
 //! Direct connections: a client's own line to the service, past the bus and its queues. What it may do
 //! there, and in whose name, was settled when it was opened over the bus.
 
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
 mod gate;
 mod setting;
 mod socket;
