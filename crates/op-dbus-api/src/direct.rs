@@ -32,7 +32,12 @@ use crate::{EmbedderProxy, EmbedderProxyBlocking};
 /// many are open; else what stands in the way of the socket.
 pub async fn direct(embedder: &EmbedderProxy<'_>) -> zbus::Result<Connection> {
     let socket = OwnedFd::from(embedder.open_direct().await?);
-    Builder::unix_stream(UnixStream::from(socket)).p2p().build().await
+    let builder = Builder::unix_stream(UnixStream::from(socket)).p2p();
+    let builder = match embedder.inner().connection().method_timeout() {
+        Some(time) => builder.method_timeout(time),
+        None => builder,
+    };
+    builder.build().await
 }
 
 /// [`direct`] for programs without an event loop: a connection for [`EmbedderProxyBlocking::new`].
@@ -41,4 +46,42 @@ pub async fn direct(embedder: &EmbedderProxy<'_>) -> zbus::Result<Connection> {
 /// As [`direct`].
 pub fn direct_blocking(embedder: &EmbedderProxyBlocking) -> zbus::Result<Connection> {
     zbus::block_on(direct(embedder.proxy()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+    use std::time::Duration;
+
+    use zbus::{Guid, interface};
+
+    use super::*;
+    use crate::ROOT_PATH;
+
+    /// Opens one connection.
+    struct Opener(Mutex<Option<UnixStream>>);
+
+    #[interface(name = "org.opdbus.Embedding1.Embedder")]
+    impl Opener {
+        fn open_direct(&self) -> zbus::OwnedFd {
+            OwnedFd::from(self.0.lock().unwrap().take().unwrap()).into()
+        }
+    }
+
+    #[tokio::test]
+    async fn a_call_waits_no_longer_than_on_the_bus() {
+        const TIME: Duration = Duration::from_secs(300);
+        let (near, far) = UnixStream::pair().unwrap();
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let service = |socket| Builder::unix_stream(socket).server(Guid::generate()).p2p();
+        let opener = Opener(Mutex::new(Some(theirs)));
+        let bus = Builder::unix_stream(near).p2p().method_timeout(TIME);
+        let (_service, bus) =
+            tokio::try_join!(service(far).serve_at(ROOT_PATH, opener).build(), bus.build())
+                .unwrap();
+        let embedder = EmbedderProxy::new(&bus).await.unwrap();
+        let (line, _other_end) =
+            tokio::try_join!(direct(&embedder), service(ours).build()).unwrap();
+        assert_eq!(line.method_timeout(), Some(TIME));
+    }
 }

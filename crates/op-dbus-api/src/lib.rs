@@ -29,7 +29,8 @@
 //! ```
 //!
 //! Properties are kept as signals tell them, and stay as they were last when the service ends without a word:
-//! `state` may say `ready` then, and a call fails at once.
+//! `state` may say `ready` then, and a call fails at once. A service that takes its place tells all of them anew, but
+//! for those that do not change while it runs, such as `version`: a proxy that has read these keeps them.
 //!
 //! # In a program without one
 //!

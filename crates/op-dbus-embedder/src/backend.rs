@@ -13,6 +13,7 @@ use std::path::PathBuf;
 use op_dbus_engine::{Backend, BackendError};
 
 pub use model::check;
+pub(crate) use ort::halves_by_itself;
 
 /// The provider that needs no accelerator.
 pub const CPU: &str = "cpu";

@@ -1,11 +1,15 @@
 //! What an embedder is made of: options, each of which does something or is refused.
 
+mod check;
+
 use std::path::PathBuf;
 
 use op_dbus_models::Level;
 
 use crate::backend::{CPU, CpuEngine, Precision};
 use crate::{Embedder, Error, provider};
+
+pub(crate) use check::cores;
 
 /// Where `op-dbus models pull` puts models.
 const MODEL_DIR: &str = op_dbus_models::USUAL_DIR;
@@ -14,7 +18,7 @@ const MODEL_DIR: &str = op_dbus_models::USUAL_DIR;
 #[derive(Clone, Debug)]
 #[must_use = "nothing is loaded before `build`"]
 pub struct Builder {
-    pub(crate) level: Level,
+    pub(crate) level: Option<Level>,
     pub(crate) model: Option<String>,
     pub(crate) prompt: Option<String>,
     pub(crate) model_dir: PathBuf,
@@ -38,7 +42,7 @@ pub struct Builder {
 impl Default for Builder {
     fn default() -> Self {
         Self {
-            level: Level::Medium,
+            level: None,
             model: None,
             prompt: None,
             model_dir: PathBuf::from(MODEL_DIR),
@@ -74,7 +78,7 @@ impl Builder {
 
     /// The built-in model of a level; `medium` by default.
     pub fn level(self, level: Level) -> Self {
-        Self { level, ..self }
+        Self { level: Some(level), ..self }
     }
 
     /// A model of the store by its name, in place of a level's.
@@ -106,16 +110,21 @@ impl Builder {
 
     /// What is tried, in order, when the provider does not work; nothing by default: then that is an
     /// error. What was passed over and why tells [`Embedder::fallback_reason`].
+    ///
+    /// A process has one ONNX Runtime, the first that is loaded, which a provider that was tried in vain has loaded for
+    /// good: of those that need another one none works after it, but for the CPU, which computes with any.
     pub fn fallback<N: Into<String>>(self, providers: impl IntoIterator<Item = N>) -> Self {
         Self { fallback: providers.into_iter().map(Into::into).collect(), ..self }
     }
 
-    /// Number of the device among those of the provider; 0 by default.
+    /// Number of the device among those of the provider, which is to be the only accelerator that may be tried,
+    /// unless they are `cuda` and `tensorrt`; 0 by default.
     pub fn device(self, number: usize) -> Self {
         Self { device: Some(number), ..self }
     }
 
-    /// A setting of the provider, in its own words.
+    /// A setting of the provider, in its own words; it is to be the only accelerator that may be tried. What another
+    /// option of this builder decides is refused, and so is the address of something in memory.
     pub fn provider_option(mut self, key: impl Into<String>, value: impl Into<String>) -> Self {
         self.provider_options.push((key.into(), value.into()));
         self
@@ -141,7 +150,7 @@ impl Builder {
         self
     }
 
-    /// A plugin library of your own that brings the provider.
+    /// A plugin library of your own that brings the provider, which is to be the only accelerator that may be tried.
     pub fn provider_library(mut self, library: impl Into<PathBuf>) -> Self {
         self.own.plugin = Some(library.into());
         self
@@ -163,24 +172,27 @@ impl Builder {
         Self { precision: Some(precision), ..self }
     }
 
-    /// Threads of the CPU that compute one batch together, no more than there are cores; by default
-    /// those, shared out between the workers.
+    /// Threads of the CPU that compute one batch together, of which no more than there are cores have an
+    /// effect; by default as many, shared out between the workers.
     pub fn threads(self, threads: usize) -> Self {
         Self { threads: Some(threads), ..self }
     }
 
-    /// Workers, each with a model of its own on the device and a thread that feeds it; 1 by default.
+    /// Workers, each with a model of its own on the device and a thread that feeds it; 1 by default, 256 at
+    /// most.
     pub fn workers(self, workers: usize) -> Self {
         Self { workers: Some(workers), ..self }
     }
 
     /// Tokens of one batch at most, for each thread of the native engine. By default what this machine
-    /// was measured to need; the first time that takes some seconds, later it is read from the cache.
+    /// was measured to need; the first time that takes some seconds, later it is read from the cache. No more
+    /// than 1048576.
     pub fn batch_tokens(self, tokens_max: usize) -> Self {
         Self { batch_tokens_max: Some(tokens_max), ..self }
     }
 
-    /// Tokens between call and reply at most, which bounds memory; calls beyond are refused.
+    /// Tokens between call and reply at most, which bounds memory; calls beyond are refused. It is to have
+    /// room for one text that is as long as the model reads.
     pub fn queue_tokens(self, tokens_max: usize) -> Self {
         Self { queue_tokens_max: Some(tokens_max), ..self }
     }
@@ -198,59 +210,6 @@ impl Builder {
     pub(crate) fn is_auto(&self) -> bool {
         self.provider == "auto"
     }
-
-    /// Refuses what would be passed over in silence.
-    fn check(&self, candidates: &[String]) -> Result<(), Error> {
-        let sizes = [
-            ("threads", self.threads),
-            ("workers", self.workers),
-            ("batch_tokens", self.batch_tokens_max),
-            ("queue_tokens", self.queue_tokens_max),
-            ("memory_limit", self.memory_limit),
-        ];
-        if let Some((key, _)) = sizes.iter().find(|(_, value)| *value == Some(0)) {
-            return Err(Error::Option(format!("{key} is 0; 1 or more is right")));
-        }
-        // What is below "" is in the working directory.
-        let paths = [
-            ("model_dir", Some(&self.model_dir)),
-            ("cache_dir", self.cache_dir.as_ref()),
-            ("runtime", self.own.runtime.as_ref()),
-            ("provider_library", self.own.plugin.as_ref()),
-        ];
-        let empty = |path: &&PathBuf| path.as_os_str().is_empty();
-        if let Some((key, _)) = paths.iter().find(|(_, path)| path.as_ref().is_some_and(empty)) {
-            return Err(Error::Option(format!("{key} is empty; name a path or leave it out")));
-        }
-        if self.is_auto() && !self.fallback.is_empty() {
-            let sentence = "fallback is set and provider is auto, which has an order of its own";
-            return Err(Error::Option(format!("{sentence}; leave one of them out")));
-        }
-        let cpu = candidates.iter().any(|name| name == CPU);
-        let accelerator = candidates.iter().any(|name| name != CPU);
-        let native = cpu && self.cpu_engine.unwrap_or_default() == CpuEngine::Native;
-        let onnx = accelerator || !native;
-        let limited = candidates.iter().any(|name| provider::memory_option(name).is_some());
-        let effects = [
-            ("cpu_engine", self.cpu_engine.is_some(), cpu, "the CPU"),
-            ("threads", self.threads.is_some(), cpu, "the CPU"),
-            ("cpu_isa", self.cpu_isa.is_some(), native, "the native engine"),
-            ("runtime", self.own.runtime.is_some(), onnx, "ONNX Runtime"),
-            ("provider_library", self.own.plugin.is_some(), accelerator, "an accelerator"),
-            ("provider_option", !self.provider_options.is_empty(), accelerator, "an accelerator"),
-            ("device", self.device.is_some(), accelerator, "an accelerator"),
-            ("memory_limit", self.memory_limit.is_some(), limited, "cuda and migraphx"),
-            ("io_binding", self.io_binding.is_some(), onnx, "ONNX Runtime"),
-        ];
-        match effects.into_iter().find(|(_, set, used, _)| *set && !used) {
-            Some((key, _, _, whom)) => Err(Error::Option(format!(
-                "{key} is set, which means something to {whom} alone, and {} is to compute; leave \
-                 it out",
-                candidates.join(", ")
-            ))),
-            None => Ok(()),
-        }
-    }
 }
 
 #[cfg(test)]
@@ -259,32 +218,6 @@ mod tests {
 
     fn refused(builder: Builder) -> String {
         builder.build().expect_err("a refusal").to_string()
-    }
-
-    #[test]
-    fn what_would_have_no_effect_is_refused() {
-        let builder = Embedder::builder;
-        assert!(refused(builder().device(1)).starts_with("device is set"));
-        assert!(refused(builder().runtime("/lib/ort.so")).starts_with("runtime is set"));
-        assert!(refused(builder().gpu().threads(2)).contains("cuda is to compute"));
-        assert!(refused(builder().cpu_engine(CpuEngine::Ort).cpu_isa("avx2")).contains("cpu_isa"));
-        assert!(refused(builder().provider("auto").fallback(["cpu"])).contains("leave one"));
-        assert!(refused(builder().io_binding(true)).contains("means something to ONNX Runtime"));
-        assert!(refused(builder().memory_limit(1 << 30)).contains("to cuda and migraphx alone"));
-        assert!(refused(builder().gpu().memory_limit(0)).starts_with("memory_limit is 0"));
-        let limited = builder().provider("rocm").memory_limit(1 << 30).model_dir("/nowhere");
-        assert!(refused(limited).contains("is not installed in /nowhere"));
-        assert_eq!(refused(builder().workers(0)), "workers is 0; 1 or more is right");
-    }
-
-    #[test]
-    fn an_empty_path_is_not_the_working_directory() {
-        let empty = |key| format!("{key} is empty; name a path or leave it out");
-        let builder = Embedder::builder;
-        assert_eq!(refused(builder().cache_dir("")), empty("cache_dir"));
-        assert_eq!(refused(builder().model_dir("")), empty("model_dir"));
-        let onnx = || builder().cpu_engine(CpuEngine::Ort);
-        assert_eq!(refused(onnx().runtime("")), empty("runtime"));
     }
 
     #[test]

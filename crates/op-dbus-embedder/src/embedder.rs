@@ -8,7 +8,7 @@ use std::sync::Arc;
 use op_dbus_engine::{
     Call, Description, Engine, ModelShape, Reply, Snapshot, Tokenizer, WorkerStatus,
 };
-use op_dbus_models::{Model, Store};
+use op_dbus_models::{Level, Model, Store};
 
 use crate::timer::Timer;
 use crate::{Builder, Error};
@@ -45,7 +45,8 @@ impl Embedder {
     }
 
     pub(crate) fn start(builder: &Builder, candidates: &[String]) -> Result<Self, Error> {
-        let model = match (&builder.model, builder.level.model()) {
+        let level = builder.level.unwrap_or(Level::Medium);
+        let model = match (&builder.model, level.model()) {
             (Some(name), _) => name.as_str(),
             (None, Some(name)) => name,
             (None, None) => {
@@ -64,9 +65,12 @@ impl Embedder {
         let mut refusals = Vec::new();
         for name in candidates {
             match loading.trusted(name) {
-                // Nobody has asked for what `auto` passed over.
-                Ok(engine) if builder.is_auto() => return loading.loaded(engine, String::new()),
-                Ok(engine) => return loading.loaded(engine, refusals.join("; ")),
+                Ok(engine) => {
+                    builder.tell_without_effect(name);
+                    // Nobody has asked for what `auto` passed over.
+                    let told = if builder.is_auto() { String::new() } else { refusals.join("; ") };
+                    return loading.loaded(engine, told);
+                }
                 // The next one may do.
                 Err(Error::Provider(reason)) => refusals.push(reason),
                 Err(error) => return Err(error),
@@ -101,10 +105,8 @@ impl Embedder {
     /// # Errors
     /// [`Error::Call`].
     pub async fn call(&self, call: Call) -> Result<Reply, Error> {
-        let timed = call.deadline.is_some();
-        let reply = self.engine.embed(call);
         // The caller's executor need not have tokio's timer.
-        Ok(if timed { self.served.timer.around(reply).await } else { reply.await }?)
+        Ok(self.served.timer.around(self.engine.embed(call)).await?)
     }
 
     /// [`embed`](Self::embed) for threads that have no executor; it blocks.
@@ -115,7 +117,7 @@ impl Embedder {
     /// # Panics
     /// On a thread that `futures::executor` runs a task on: await it there.
     pub fn embed_blocking(&self, text: &str) -> Result<Vec<f32>, Error> {
-        futures_executor::block_on(self.embed(text))
+        block_on(self.embed(text))
     }
 
     /// [`embed_batch`](Self::embed_batch) for threads that have no executor; it blocks.
@@ -126,7 +128,7 @@ impl Embedder {
     /// # Panics
     /// On a thread that `futures::executor` runs a task on: await it there.
     pub fn embed_batch_blocking<T: AsRef<str>>(&self, texts: &[T]) -> Result<Reply, Error> {
-        futures_executor::block_on(self.embed_batch(texts))
+        block_on(self.embed_batch(texts))
     }
 
     /// Unloads the model and waits until its memory is free, which takes as long as the batches that are computed
@@ -135,7 +137,7 @@ impl Embedder {
     /// # Panics
     /// On a thread that `futures::executor` runs a task on.
     pub fn close(self) {
-        futures_executor::block_on(self.engine.close());
+        block_on(self.engine.close());
     }
 
     /// The counters since the model was loaded.
@@ -199,6 +201,12 @@ impl Embedder {
     pub fn fallback_reason(&self) -> &str {
         &self.served.fallback_reason
     }
+}
+
+/// Blocks until `future` is ready. In a task of tokio's that has done much, what is ready would want that to yield
+/// first, and would be told once it has: who blocks here never does.
+fn block_on<F: Future>(future: F) -> F::Output {
+    futures_executor::block_on(tokio::task::coop::unconstrained(future))
 }
 
 /// The text of the prompt `name`, or of the model's default prompt.

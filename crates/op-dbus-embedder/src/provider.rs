@@ -81,15 +81,24 @@ pub fn libraries(
         }
         _ => {}
     }
-    if let Some(runtime) = own.runtime.clone() {
-        return Ok(Libraries { runtime, plugin: own.plugin.clone() });
-    }
-    let (library, _) = manifest::provider(provider)?;
-    let Some(plugin) = &library.plugin else {
-        return Ok(Libraries { runtime: store.verify(provider)?, plugin: own.plugin.clone() });
+    let known = manifest::provider(provider).map(|(library, _)| library);
+    let pulls_plugin = known.as_ref().is_ok_and(|library| library.plugin.is_some());
+    // A runtime of one's own may have in itself what was not pulled.
+    let needs_plugin = pulls_plugin && (own.runtime.is_none() || store.plugin(provider).is_some());
+    let plugin = match &own.plugin {
+        Some(own) => Some(own.clone()),
+        None => needs_plugin.then(|| store.verify(provider)).transpose()?,
     };
-    let plugin_library = own.plugin.clone().map_or_else(|| store.verify(provider), Ok)?;
-    Ok(Libraries { runtime: store.verify(&plugin.host)?, plugin: Some(plugin_library) })
+    let runtime = match (&own.runtime, known) {
+        (Some(own), _) => own.clone(),
+        (None, Ok(library)) => {
+            store.verify(library.plugin.as_ref().map_or(provider, |plugin| plugin.host.as_str()))?
+        }
+        // A plugin of one's own goes with the plain runtime.
+        (None, Err(_)) if plugin.is_some() => store.verify(CPU)?,
+        (None, Err(error)) => return Err(error),
+    };
+    Ok(Libraries { runtime, plugin })
 }
 
 #[cfg(test)]
@@ -126,6 +135,20 @@ mod tests {
         assert!(message.contains("ggml"), "{message}");
         let own = Own { runtime: Some("/lib/ort.so".into()), plugin: Some("/lib/p.so".into()) };
         let found = of("migraphx", CpuEngine::Native, &own).unwrap();
-        assert_eq!(found, Libraries { runtime: "/lib/ort.so".into(), plugin: own.plugin });
+        assert_eq!(found, Libraries { runtime: "/lib/ort.so".into(), plugin: own.plugin.clone() });
+        // With a plugin of one's own the plain runtime is what is missing.
+        let plugin = Own { runtime: None, ..own.clone() };
+        let message = of("migraphx", CpuEngine::Native, &plugin).unwrap_err().to_string();
+        assert!(message.contains("op-dbus runtime pull --provider cpu"), "{message}");
+        // With a runtime of one's own a plugin is taken where it was pulled.
+        let runtime = Own { plugin: None, ..own };
+        let found = of("webgpu", CpuEngine::Native, &runtime).unwrap();
+        assert_eq!(found, Libraries { runtime: "/lib/ort.so".into(), plugin: None });
+        let (library, _) = manifest::provider("webgpu").unwrap();
+        let pulled = folder.path().join("runtime").join(library.folder_name()).join(&library.load);
+        std::fs::create_dir_all(pulled.parent().unwrap()).unwrap();
+        std::fs::write(pulled, "no library").unwrap();
+        let message = of("webgpu", CpuEngine::Native, &runtime).unwrap_err().to_string();
+        assert!(message.contains(&library.load), "{message}");
     }
 }

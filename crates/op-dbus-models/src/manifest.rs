@@ -1,7 +1,8 @@
 //! The built-in models, as data: `manifest.toml`, read once. The libraries that can be pulled are in
-//! `libraries`.
+//! `libraries`, and what is not for a provider's own words in `options`.
 
 mod libraries;
+mod options;
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
@@ -13,6 +14,7 @@ use crate::{Family, FileRecord, Level, Pooling};
 pub use libraries::{
     Build, Library, Plugin, Provider, auto, canonical, libraries, names, provider, provider_names,
 };
+pub use options::{Reserved, plugin_ignores, reserved};
 
 /// A model that op-dbus knows by digest.
 #[derive(Debug, Clone, Deserialize)]

@@ -207,18 +207,18 @@ impl RemoteBackend {
         );
     }
 
-    /// An endpoint has computed a batch that others `failed`.
-    fn took(&mut self, index: usize, failed: &[usize]) {
+    /// An endpoint has computed a batch that others `failed`, however often each.
+    fn took(&mut self, index: usize, mut failed: Vec<usize>) {
         self.endpoints[index].circuit.succeed();
-        for other in failed.iter().copied().filter(|other| *other != index) {
-            if self.endpoints[other].circuit.is_outdone() {
+        failed.sort_unstable();
+        failed.dedup();
+        for other in failed {
+            if other != index && self.endpoints[other].circuit.is_outdone() {
                 let why = "it fails batches, one after the other, that another one computes";
                 self.rest(other, &Failure::Away(why.to_owned()), Duration::ZERO);
             }
         }
-        if self.description.device != device(index) {
-            self.description.device = device(index);
-        }
+        self.description.device = device(index);
     }
 
     /// Whether a batch is tried once more that these endpoints have `failed`, so often after they had begun to
@@ -258,7 +258,7 @@ impl RemoteBackend {
             let had_failed = self.endpoints[index].circuit.has_failed();
             let times = (since, self.share(index, (began, deadline), &failed));
             let Err(failure) = self.attempt(index, sent, out, times) else {
-                self.took(index, &failed);
+                self.took(index, failed);
                 return Ok(refusal.is_some());
             };
             if failure.may_be_the_batch() {

@@ -37,7 +37,7 @@ impl Clients {
     pub fn new(options: &Options) -> Result<Self, String> {
         let roots = options.roots.as_deref().map(roots::readable).transpose();
         let roots = roots.map_err(|why| format!("ca_file: {why}"))?;
-        let (roots, token) = (roots.as_deref(), options.token.as_deref());
+        let (roots, token) = (roots.as_deref(), options.token.as_ref());
         let http = http::Client::new(roots, token);
         let grpc = options.endpoints.iter().any(|url| is_grpc(url));
         let grpc = grpc.then(|| grpc::Client::new(roots, token)).transpose()?;

@@ -83,11 +83,14 @@ impl Failure {
 /// Without what could change a terminal, and not at any length.
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let why = match self {
-            Self::Absent(why) | Self::Away(why) | Self::Quoted(why) | Self::Busy(why, _) => why,
-            Self::Failed(why) | Self::Declined(why) => why,
-            Self::Refused(why) | Self::TooLarge(why) => why,
-        };
+        let (Self::Absent(why)
+        | Self::Away(why)
+        | Self::Quoted(why)
+        | Self::Busy(why, _)
+        | Self::Failed(why)
+        | Self::Declined(why)
+        | Self::Refused(why)
+        | Self::TooLarge(why)) = self;
         let plain = |c: char| if c.is_control() { ' ' } else { c };
         why.chars().take(TOLD_CHARS_MAX).map(plain).try_for_each(|c| fmt::Write::write_char(f, c))
     }

@@ -15,6 +15,7 @@ use tonic::{Code, Request, Status};
 use tonic_prost::ProstCodec;
 use ureq::http::uri::PathAndQuery;
 
+use crate::Token;
 use crate::failure::Failure;
 use crate::http::{CONNECT, Quote};
 
@@ -43,7 +44,7 @@ impl Client {
     ///
     /// # Errors
     /// A clause: the token can't be sent, or the system has no room.
-    pub fn new(roots: Option<&[u8]>, token: Option<&str>) -> Result<Self, String> {
+    pub fn new(roots: Option<&[u8]>, token: Option<&Token>) -> Result<Self, String> {
         let runtime = Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(|error| format!("no connection can be made ({error})"))?;
         let tls = ClientTlsConfig::new();
@@ -52,7 +53,7 @@ impl Client {
             None => tls.with_webpki_roots(),
         };
         let authorization = token.map(|token| {
-            let value = MetadataValue::try_from(format!("Bearer {token}"));
+            let value = MetadataValue::try_from(token.authorization());
             let mut value =
                 value.map_err(|_| "the token has signs that can't be sent".to_owned())?;
             // Neither shown nor kept for compression.

@@ -4,8 +4,9 @@ use std::io::{ErrorKind, Read};
 use std::time::Duration;
 
 use ureq::tls::{PemItem, RootCerts, TlsConfig, parse_pem};
-use ureq::{Agent, Body, Error, Timeout, http};
+use ureq::{Agent, Body, Error, RequestBuilder, Timeout, http};
 
+use crate::Token;
 use crate::failure::Failure;
 
 /// What of a connection's time may go into its making.
@@ -20,8 +21,7 @@ const REFUSAL_CHARS_MAX: usize = 200;
 #[derive(Debug)]
 pub struct Client {
     agent: Agent,
-    /// Value of the header `Authorization`; empty for none.
-    authorization: String,
+    token: Option<Token>,
 }
 
 /// A body, and what is said of it.
@@ -49,7 +49,7 @@ const LATER: &str = "Retry-After";
 
 impl Client {
     /// A client that trusts the certificates in `roots` (PEM), or else Mozilla's list.
-    pub fn new(roots: Option<&[u8]>, token: Option<&str>) -> Self {
+    pub fn new(roots: Option<&[u8]>, token: Option<&Token>) -> Self {
         let roots = roots.map_or(RootCerts::WebPki, certificates);
         let config = Agent::config_builder()
             .tls_config(TlsConfig::builder().root_certs(roots).build())
@@ -61,8 +61,7 @@ impl Client {
             .user_agent(concat!("op-dbus/", env!("CARGO_PKG_VERSION")))
             .accept_encoding("identity")
             .build();
-        let authorization = token.map(|token| format!("Bearer {token}")).unwrap_or_default();
-        Self { agent: config.new_agent(), authorization }
+        Self { agent: config.new_agent(), token: token.cloned() }
     }
 
     /// `GET`, of which the answer has `most` bytes at most.
@@ -70,11 +69,7 @@ impl Client {
     /// # Errors
     /// It fails in any way.
     pub fn get(&self, url: &str, time: Duration, most: usize) -> Result<Message, Failure> {
-        let request = self.agent.get(url).config().timeout_global(Some(time)).build();
-        let request = match self.authorization.as_str() {
-            "" => request,
-            value => request.header("Authorization", value),
-        };
+        let request = self.authorized(self.agent.get(url), time);
         answered(request.call(), (url, time), most, Quote::Words)
     }
 
@@ -89,18 +84,23 @@ impl Client {
         (time, most): (Duration, usize),
         quote: Quote,
     ) -> Result<Message, Failure> {
-        let request = self.agent.post(url).config().timeout_global(Some(time)).build();
+        let request = self.authorized(self.agent.post(url), time);
         let request = match message.json_bytes {
             Some(bytes) => request
                 .header(JSON_BYTES, bytes.to_string())
                 .header("Content-Type", "application/octet-stream"),
             None => request.header("Content-Type", "application/json"),
         };
-        let request = match self.authorization.as_str() {
-            "" => request,
-            value => request.header("Authorization", value),
-        };
         answered(request.send(&message.body[..]), (url, time), most, quote)
+    }
+
+    /// A request that may take so much `time`, with what lets us in.
+    fn authorized<B>(&self, request: RequestBuilder<B>, time: Duration) -> RequestBuilder<B> {
+        let request = request.config().timeout_global(Some(time)).build();
+        match &self.token {
+            Some(token) => request.header("Authorization", token.authorization()),
+            None => request,
+        }
     }
 }
 

@@ -30,4 +30,4 @@ mod texts;
 mod trial;
 
 pub use backend::RemoteBackend;
-pub use options::{Options, Protocol, Shape};
+pub use options::{Options, Protocol, Shape, Token};

@@ -1,5 +1,6 @@
 //! What the remote provider is told, and by which words.
 
+use std::fmt;
 use std::fs::{self, File};
 use std::io::Read;
 use std::time::Duration;
@@ -42,6 +43,32 @@ pub struct Shape {
     pub max_input_tokens: usize,
 }
 
+/// What servers are shown to let somebody in. Nothing tells what it is.
+#[derive(Clone)]
+pub struct Token(String);
+
+impl Token {
+    /// A token, without the line's end behind it.
+    fn read(bytes: &[u8]) -> Result<Self, String> {
+        let text = std::str::from_utf8(bytes).unwrap_or_default().trim();
+        match !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_graphic()) {
+            true => Ok(Self(text.to_owned())),
+            false => Err("the file is to hold one token of ASCII letters and signs".to_owned()),
+        }
+    }
+
+    /// The value of the header `Authorization`.
+    pub(crate) fn authorization(&self) -> String {
+        format!("Bearer {}", self.0)
+    }
+}
+
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Token")
+    }
+}
+
 /// A fleet, and what is wanted of it.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -56,7 +83,7 @@ pub struct Options {
     /// The model's name there.
     pub model: String,
     /// What they are shown to be let in.
-    pub token: Option<String>,
+    pub token: Option<Token>,
     /// Certificates that are trusted, in PEM form; none is Mozilla's list.
     pub roots: Option<Vec<u8>>,
     /// How long one request may take.
@@ -127,7 +154,7 @@ impl Options {
                 }
             }
             "model" => value.clone_into(&mut self.model),
-            "token_file" => self.token = Some(token(&read(value, TOKEN_BYTES_MAX)?)?),
+            "token_file" => self.token = Some(Token::read(&read(value, TOKEN_BYTES_MAX)?)?),
             "ca_file" => self.roots = Some(read(value, CERTIFICATES_BYTES_MAX)?),
             "request_timeout_s" => self.request_time = seconds(value)?,
             "batch_timeout_s" => self.batch_time = seconds(value)?,
@@ -159,18 +186,10 @@ fn read(path: &str, most: usize) -> Result<Vec<u8>, String> {
     }
 }
 
-/// A token, without the line's end behind it. What it is, is not told.
-fn token(bytes: &[u8]) -> Result<String, String> {
-    let text = std::str::from_utf8(bytes).unwrap_or_default().trim();
-    match !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_graphic()) {
-        true => Ok(text.to_owned()),
-        false => Err("the file is to hold one token of ASCII letters and signs".to_owned()),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::endpoint::Clients;
 
     const SHAPE: Shape =
         Shape { dimensions: 4, pooling: Pooling::Mean, normalize: true, max_input_tokens: 16 };
@@ -216,10 +235,15 @@ mod tests {
 
     #[test]
     fn a_token_is_one_word_and_never_quoted() {
-        assert_eq!(token(b"secret\n"), Ok("secret".to_owned()));
+        let token = Token::read(b"secret\n").unwrap();
+        assert_eq!(token.authorization(), "Bearer secret");
         for wrong in [&b""[..], b"two words", b"line\nline", b"\xff\xfe"] {
-            let message = token(wrong).unwrap_err();
+            let message = Token::read(wrong).unwrap_err();
             assert!(!message.contains("two") && !message.contains("line"), "{message}");
         }
+        let found = options(&[("endpoints", "http://a,grpc://b")], 0).unwrap();
+        let options = Options { token: Some(token), ..found };
+        let told = format!("{options:?} {:?}", Clients::new(&options).unwrap());
+        assert!(!told.contains("secret"), "{told}");
     }
 }

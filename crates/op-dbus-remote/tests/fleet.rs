@@ -265,6 +265,21 @@ fn one_that_fails_what_another_computes_loses_its_place() {
     }
 }
 
+/// However often it is asked for it, where tries are many.
+#[test]
+fn one_batch_that_another_computes_costs_nobody_their_place() {
+    let (one, two) = (Endpoint::new(Mood::Well), Endpoint::new(Mood::Well));
+    let options = Options { attempts_max: 8, ..options(&[&one, &two], PATIENT) };
+    let mut backend = RemoteBackend::load(options, || unreachable!("no text is sent")).unwrap();
+    one.set(Mood::Only(500));
+    two.set(Mood::First(3, 500));
+    let before = one.asked().1;
+    assert_eq!(device(&mut backend).unwrap(), "remote:1");
+    assert_eq!(one.asked().1 - before, 4);
+    one.set(Mood::Well);
+    assert_eq!(device(&mut backend).unwrap(), "remote:0");
+}
+
 /// However often somebody sends it.
 #[test]
 fn a_text_that_all_refuse_costs_nobody_their_place() {

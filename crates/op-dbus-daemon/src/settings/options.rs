@@ -10,6 +10,7 @@ use std::path::Path;
 
 use figment::value::{Dict, Value};
 use op_dbus_engine::sim::Faults;
+use op_dbus_models::manifest::{self, Reserved};
 use serde_json::{Map, Value as Json};
 
 use super::Settings;
@@ -66,43 +67,6 @@ pub enum Told {
     /// A folder in the cache, for what is compiled for one model, library and set of options.
     Folder,
 }
-
-/// Options that are no settings, each with why.
-const NO_SETTINGS: [(&[&str], &str); 5] = [
-    (
-        &["device_id", "deviceId", "adapterIndex"],
-        "the setting `gpu_device` names the devices, each of which gets a worker",
-    ),
-    (
-        &["precision", "weights"],
-        "the setting `precision` says what is computed in, on every provider",
-    ),
-    (
-        &[
-            "trt_engine_cache_path",
-            "trt_timing_cache_path",
-            "trt_engine_cache_prefix",
-            "trt_ep_context_file_path",
-        ],
-        "what is compiled is kept in a folder below `cache_dir`, the one place that workers write to",
-    ),
-    (
-        &["trt_cuda_graph_enable"],
-        "a recorded graph is of one shape of batch, and nearly every batch has a shape of its own",
-    ),
-    (
-        &[
-            "has_user_compute_stream",
-            "user_compute_stream",
-            "gpu_external_alloc",
-            "gpu_external_free",
-            "dawnProcTable",
-            "webgpuInstance",
-            "webgpuDevice",
-        ],
-        "it is the address of something in the memory of a program",
-    ),
-];
 
 /// All options of all providers, in the order in which they are shown.
 pub fn all() -> impl Iterator<Item = &'static ProviderOption> {
@@ -262,9 +226,25 @@ fn misplaced(provider: &str, key: &str) -> Option<String> {
     }
 }
 
+/// Why an option is no setting, whichever provider has it.
 fn no_setting(key: &str) -> Option<&'static str> {
-    let of = NO_SETTINGS.iter().find(|(keys, _)| keys.contains(&key));
-    of.map(|(_, why)| *why)
+    let why = match manifest::reserved(key)? {
+        Reserved::Device => {
+            "the setting `gpu_device` names the devices, each of which gets a worker"
+        }
+        Reserved::Precision => {
+            "the setting `precision` says what is computed in, on every provider"
+        }
+        Reserved::Place => {
+            "what is compiled is kept in a folder below `cache_dir`, the one place that workers \
+             write to"
+        }
+        Reserved::OneShape => {
+            "a recorded graph is of one shape of batch, and nearly every batch has a shape of its own"
+        }
+        Reserved::Address => "it is the address of something in the memory of a program",
+    };
+    Some(why)
 }
 
 fn unknown(provider: &str, key: &str) -> String {

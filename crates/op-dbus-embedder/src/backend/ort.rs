@@ -17,7 +17,7 @@ pub fn load(spec: &Spec) -> Result<Box<dyn Backend>, BackendError> {
     let (computed, mut precision) = precision(spec)?;
     let model = model::get(spec)?;
     let graph = match model::family(&model) {
-        Some(family) if halves_by_itself(spec) => {
+        Some(family) if halves_by_itself(&spec.provider, spec.precision) => {
             let graph;
             (graph, precision) = halves(|computed| compiled(&model, (family, computed), spec))?;
             Graph::Compiled(graph)
@@ -76,7 +76,7 @@ fn halves(
 
 /// As [`load`], of a graph that multiplies and does nothing else.
 pub fn products(spec: &Spec, side: usize, count: usize) -> Result<Box<dyn Backend>, BackendError> {
-    let (computed, precision) = match halves_by_itself(spec) {
+    let (computed, precision) = match halves_by_itself(&spec.provider, spec.precision) {
         true => (Computed::F16, "f16"),
         false => precision(spec)?,
     };
@@ -90,8 +90,8 @@ pub fn products(spec: &Spec, side: usize, count: usize) -> Result<Box<dyn Backen
 
 /// Whether 16 bits are what the provider is given where nobody says otherwise: those of which we have measured
 /// what becomes of the order of texts.
-fn halves_by_itself(spec: &Spec) -> bool {
-    spec.precision.is_none() && spec.provider == "cuda"
+pub fn halves_by_itself(provider: &str, precision: Option<Precision>) -> bool {
+    precision.is_none() && provider == "cuda"
 }
 
 /// What the graph is written in, and what is computed in.

@@ -11,6 +11,7 @@ use op_dbus_models::{Error as ModelError, Family, Model, cache};
 
 use super::{Embedder, Served};
 use crate::backend::{self, CPU, CpuEngine, Precision, Spec};
+use crate::builder::cores;
 use crate::timer::Timer;
 use crate::{Builder, Error, provider};
 
@@ -25,8 +26,8 @@ pub(super) struct Loading<'a> {
 }
 
 impl Loading<'_> {
-    /// The engine with workers on `provider` that have proved themselves: in 32 bits if they do not in the 16 that
-    /// `cuda` computes in by itself.
+    /// The engine with workers on `provider` that have proved themselves: in 32 bits if they do not in the 16 that it
+    /// computes in by itself.
     pub(super) fn trusted(&self, provider: &str) -> Result<Engine, Error> {
         let precision = self.builder.precision;
         let result = self.engine(provider, precision);
@@ -38,14 +39,14 @@ impl Loading<'_> {
         if provider == CPU {
             return Err(Error::Backend(BackendError::Lost(message)));
         }
-        if provider == "cuda"
-            && precision.is_none()
-            && let Ok(engine) = self.engine(provider, Some(Precision::F32))
-        {
-            tracing::warn!(provider, "the model is computed in f32: {message}");
-            return Ok(engine);
+        // A graph of the user's own is computed as it is.
+        if !backend::halves_by_itself(provider, precision) || self.model.family == Family::Onnx {
+            return Err(Error::Provider(message));
         }
-        Err(Error::Provider(message))
+        let in_32_bits = self.engine(provider, Some(Precision::F32));
+        let engine = in_32_bits.map_err(|error| neither(&message, &error))?;
+        tracing::warn!(provider, "the model is computed in f32: {message}");
+        Ok(engine)
     }
 
     /// The engine with workers that compute in `precision`.
@@ -199,10 +200,17 @@ fn refused(provider: &str, error: BackendError) -> Error {
     }
 }
 
+/// Why vectors are not trusted in 16 bits, and are not had in 32 either.
+fn neither(in_16_bits: &str, in_32_bits: &Error) -> Error {
+    let told = in_32_bits.to_string();
+    let too = if told == in_16_bits { String::new() } else { format!(": {told}") };
+    Error::Provider(format!("{in_16_bits}; nor in f32{too}"))
+}
+
 fn no_library(provider: &str, error: ModelError) -> Error {
     Error::Provider(match error {
-        // Begins with the provider.
-        ModelError::NoLibrary(sentence) => sentence,
+        // Begins with the provider, and names the service's variable.
+        ModelError::NoLibrary(sentence) => sentence.replace("OP_DBUS_RUNTIME", "`runtime`"),
         error => format!("{provider}: {error}"),
     })
 }
@@ -210,10 +218,6 @@ fn no_library(provider: &str, error: ModelError) -> Error {
 fn no_thread(error: std::io::Error) -> Error {
     let message = format!("can't start the thread of the timer: {error}");
     Error::Backend(BackendError::Load { kind: LoadErrorKind::Other, message })
-}
-
-fn cores() -> usize {
-    std::thread::available_parallelism().map_or(1, usize::from)
 }
 
 /// Where packed weights are kept, as the desktop's base directories have it.

@@ -4,6 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use op_dbus_models::{ImportOptions, OnnxFacts, Progress};
+use tokio::task::coop;
 
 use super::*;
 
@@ -62,4 +63,22 @@ fn a_prompt_that_the_model_does_not_have_is_refused_with_those_that_it_has() {
     let refused = builder(&store()).prompt("passage").build().unwrap_err().to_string();
     let right = "prompt is \"passage\", which asks does not have; it has plain, query";
     assert_eq!(refused, right);
+}
+
+#[test]
+fn a_task_of_tokios_may_block_however_much_it_has_done() {
+    let root = store();
+    let asks = builder(&root).build().unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    runtime.block_on(async {
+        while coop::has_budget_remaining() {
+            coop::consume_budget().await;
+        }
+        assert!(block_on(async { coop::has_budget_remaining() }));
+        for _ in 0..129 {
+            asks.embed_blocking("why?").unwrap();
+        }
+        assert_eq!(asks.embed_batch_blocking(&["why?"]).unwrap().rows, 1);
+        asks.close();
+    });
 }

@@ -27,6 +27,8 @@ pub enum Mood {
     Only(u16),
     /// With this status to everything.
     All(u16),
+    /// With this status to so many batches that are no trial.
+    First(usize, u16),
     /// With what the caller's text may be, where vectors should be.
     Quoting,
     /// With vectors of this number alone to all but the trial batch.
@@ -113,6 +115,10 @@ fn talk(stream: &TcpStream, told: &Told) -> std::io::Result<()> {
             }
             return Ok(());
         }
+        if let (Mood::First(more, status), false) = (mood, is_trial(&rows)) {
+            let next = if more > 1 { Mood::First(more - 1, status) } else { Mood::Well };
+            *told.mood.lock().unwrap() = next;
+        }
         if mood == Mood::Silent {
             // Until the other end has had enough.
             reader.read_exact(&mut [0])?;
@@ -164,7 +170,7 @@ fn answer(rows: &[Vec<i64>], mood: Mood) -> (u16, String) {
     let is_trial = is_trial(rows);
     match mood {
         Mood::All(status) => return (status, "said words".to_owned()),
-        Mood::Only(status) | Mood::Later(status, _) if !is_trial => {
+        Mood::Only(status) | Mood::First(_, status) | Mood::Later(status, _) if !is_trial => {
             return (status, "said words".to_owned());
         }
         Mood::AtMost(most, status) if rows.len() > most => {

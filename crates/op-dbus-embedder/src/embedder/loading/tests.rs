@@ -10,7 +10,9 @@ fn a_provider_without_a_library_is_named_once() {
             provider::libraries(provider, CpuEngine::Native, &own, "/nowhere/models".as_ref());
         no_library(provider, missing.unwrap_err()).to_string()
     };
-    assert!(refusal("migraphx").starts_with("migraphx: build or install ONNX Runtime"));
+    let migraphx = refusal("migraphx");
+    assert!(migraphx.starts_with("migraphx: build or install ONNX Runtime"), "{migraphx}");
+    assert!(migraphx.ends_with("name it with `runtime`"), "{migraphx}");
     assert!(refusal("coreml").starts_with("coreml needs macOS"));
     assert!(refusal("ggml").starts_with("ggml: ") && refusal("ggml").contains("/nowhere"));
 }
@@ -51,4 +53,15 @@ fn a_memory_limit_is_said_in_the_words_of_the_provider() {
     assert_eq!((said(&builder, "ggml"), said(&builder, CPU)), (Vec::new(), Vec::new()));
     let own = builder.provider_option("gpu_mem_limit", "5");
     assert_eq!(said(&own, "cuda"), [("gpu_mem_limit".to_owned(), "5".to_owned())]);
+}
+
+#[test]
+fn why_neither_precision_is_trusted_is_told() {
+    let untrusted = |message: &str| {
+        let message = message.to_owned();
+        Error::Backend(BackendError::Load { kind: LoadErrorKind::Untrusted, message })
+    };
+    let told = |again: &str| neither("cosine 0.1", &untrusted(again)).to_string();
+    assert_eq!(told("cosine 0.1"), "cosine 0.1; nor in f32");
+    assert_eq!(told("cosine 0.2"), "cosine 0.1; nor in f32: cosine 0.2");
 }
