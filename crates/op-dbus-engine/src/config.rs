@@ -72,6 +72,9 @@ pub struct BatchLimits {
     /// Padding, in percent of its padded tokens; nothing to a packed layout. Batches of up to 64
     /// padded tokens are exempt: there a second batch would cost more than the padding.
     pub padding_percent_max: usize,
+    /// Threads that a worker computes with, each of which takes its part of what is said here. A reserved
+    /// worker has one, and batches of one part.
+    pub threads: usize,
 }
 
 impl Default for BatchLimits {
@@ -83,6 +86,7 @@ impl Default for BatchLimits {
             rows_max: 512,
             attention_max: 4 << 20,
             padding_percent_max: 12,
+            threads: 1,
         }
     }
 }
@@ -108,7 +112,20 @@ impl BatchLimits {
             tokens_measured: tokens_max.is_none(),
             rows_max: one.rows_max.saturating_mul(threads),
             attention_max: one.attention_max.saturating_mul(threads as u64),
+            threads,
             ..one
+        }
+    }
+
+    /// The part of one thread.
+    pub(crate) fn of_one_thread(self) -> Self {
+        let threads = self.threads.max(1);
+        Self {
+            tokens_max: self.tokens_max / threads,
+            rows_max: self.rows_max / threads,
+            attention_max: self.attention_max / threads as u64,
+            threads: 1,
+            ..self
         }
     }
 
@@ -131,7 +148,7 @@ impl BatchLimits {
             tokens_max: tokens,
             // As many of the shortest rows as fill it, and of rows of 512 tokens.
             rows_max: basic.rows_max.max(tokens / buckets::LENGTH_STEP_MIN),
-            attention_max: basic.attention_max.max(tokens as u64 * 512),
+            attention_max: basic.attention_max.max((tokens as u64).saturating_mul(512)),
             ..Self::padded(tokens_max)
         }
     }
@@ -216,6 +233,9 @@ pub struct Pool {
     pub reference: Option<Reference>,
     /// Whether its workers hold a device beside the CPU, which they let go while the machine sleeps.
     pub holds_device: bool,
+    /// Names of the devices that its workers take in turn, for what is told of one that has not loaded yet;
+    /// empty where they are not known.
+    pub devices: Vec<String>,
     /// What its batches were known to cost; where that is nothing, and there is another pool, it is
     /// measured.
     pub costs: Vec<BatchCost>,
@@ -229,8 +249,23 @@ impl Pool {
     pub fn new(factory: BackendFactory) -> Self {
         let batch = BatchLimits::default();
         let (workers, reserved, reference, holds_device) = (1, 0, None, false);
-        let (costs, losses_max) = (Vec::new(), None);
-        Self { factory, workers, reserved, batch, reference, holds_device, costs, losses_max }
+        let (devices, costs, losses_max) = (Vec::new(), Vec::new(), None);
+        Self {
+            factory,
+            workers,
+            reserved,
+            batch,
+            reference,
+            holds_device,
+            devices,
+            costs,
+            losses_max,
+        }
+    }
+
+    /// The device of worker `number`, where it is known.
+    pub(crate) fn device(&self, number: usize) -> Option<&String> {
+        self.devices.get(number % self.devices.len().max(1))
     }
 }
 

@@ -69,36 +69,53 @@ struct Worker {
     strikes: u32,
 }
 
+/// How a worker's first load went.
+pub(crate) type Report = (Place, Result<Loaded, BackendError>);
+
 /// The body of a worker's thread: says by `ready` how the first load went, then works until the
-/// engine stops. `begin` is closed once all workers are loaded and known.
+/// engine stops; one that has failed tries to load again before that. `begin` is closed once all workers are known.
 pub(crate) fn work(
     place: Place,
     shared: Arc<Shared>,
-    ready: SyncSender<(Place, Result<Loaded, BackendError>)>,
+    ready: SyncSender<Report>,
     begin: std::sync::mpsc::Receiver<()>,
 ) {
     let loaded = load(place, &shared);
     let told = loaded.as_ref().map(|backend| Loaded::of(backend.as_ref())).map_err(Clone::clone);
     let sent = ready.send((place, told));
     drop(ready);
-    if let (Ok(backend), Ok(())) = (loaded, sent) {
-        // Closed, never sent on.
-        let _ = begin.recv();
-        let scheduler = Arc::clone(&shared.scheduler);
-        Worker::new(place, shared, backend).work();
-        scheduler.change(|roster| roster.set(place.index, WorkerState::Stopped));
+    if sent.is_err() {
+        return;
     }
+    // Closed, never sent on.
+    let _ = begin.recv();
+    let scheduler = Arc::clone(&shared.scheduler);
+    if let Ok(backend) = loaded {
+        Worker::new(place, shared, backend).work();
+    } else {
+        let mut worker = Worker { strikes: 1, ..Worker::known(place, shared) };
+        // Not where none of its pool was loaded: with that the engine has stopped.
+        if worker.replace() {
+            worker.work();
+        }
+    }
+    scheduler.change(|roster| roster.set(place.index, WorkerState::Stopped));
 }
 
-/// The body of a reserved worker's thread, which makes itself a backend when it is needed. Until then it
-/// is described as `like`.
-pub(crate) fn stand_by(place: Place, shared: Arc<Shared>, like: Description) {
+/// The body of a reserved worker's thread, which makes itself a backend when it is needed.
+pub(crate) fn stand_by(place: Place, shared: Arc<Shared>) {
     let scheduler = Arc::clone(&shared.scheduler);
-    Worker::reserved(place, shared, like).work();
+    Worker::known(place, shared).work();
     scheduler.change(|roster| roster.set(place.index, WorkerState::Stopped));
 }
 
 impl Worker {
+    /// One without a backend, of which the roster knows what it will be.
+    fn known(place: Place, shared: Arc<Shared>) -> Self {
+        let like = shared.scheduler.roster(|roster| roster.description(place.index));
+        Self::reserved(place, shared, like.unwrap_or_default())
+    }
+
     /// One without a backend.
     fn reserved(place: Place, shared: Arc<Shared>, like: Description) -> Self {
         Self::new(place, shared, Box::new(Gone(like)))

@@ -53,11 +53,12 @@ struct Inner {
 }
 
 impl Engine {
-    /// Loads all workers of the pools and blocks until each has embedded a short text. The first
-    /// pool is the one that was asked for; each batch goes to the one that will have it done first.
+    /// Loads all workers of the pools and blocks until each has embedded a short text, or failed to. The first
+    /// pool is the one that was asked for; each batch goes to the one that will have it done first. One of
+    /// several workers of a pool that failed is tried again while the others compute.
     ///
     /// # Errors
-    /// That of a worker that could not be loaded or failed its first text; the others are stopped.
+    /// That of a pool all of whose workers could not be loaded or failed their first text; the others are stopped.
     pub fn start(
         tokenizer: Tokenizer,
         model: ModelShape,

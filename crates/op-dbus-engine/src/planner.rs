@@ -188,6 +188,11 @@ impl Planner {
         plan.batch.clear();
         plan.dead.clear();
         self.widen(now_us);
+        let whole = self.budget;
+        if serves == Serves::Interactive {
+            // The others' batches would take one thread many times as long.
+            self.budget = whole.of_one_thread();
+        }
         while let Some((class, aged)) = queue.turn(serves, now_us) {
             let Some(Turn { uid, served, .. }) = turn_in(queue, class) else { break };
             let Some(head) = take_alive(queue, class, uid, alive, &mut plan.dead) else { continue };
@@ -202,9 +207,10 @@ impl Planner {
                 BatchLayout::Padded => self.nearest(queue, served_max, alive, plan),
                 BatchLayout::Packed => self.in_turn(queue, served_max, alive, plan),
             }
-            queue.forget(self.budget.tokens_max);
+            queue.forget(whole.tokens_max);
             break;
         }
+        self.budget = whole;
     }
 
     /// Adds entries to the one that a batch begins with, as if each were planned by itself, until

@@ -80,6 +80,13 @@ impl Loaded {
     pub fn of(backend: &dyn Backend) -> Self {
         Self { description: backend.description().clone(), memory: backend.memory() }
     }
+
+    /// What is told of another one like it that is not there, on `device` where that is known.
+    pub fn absent(&self, device: Option<&String>) -> Self {
+        let device = device.unwrap_or(&self.description.device).clone();
+        let description = Description { pid: 0, device, ..self.description.clone() };
+        Self { description, memory: MemoryUse::default() }
+    }
 }
 
 impl Worker {
@@ -87,6 +94,17 @@ impl Worker {
     fn is_there(&self) -> bool {
         matches!(self.status.state, WorkerState::Idle | WorkerState::Busy)
     }
+
+    /// For how long it has been busy.
+    fn busy_us(&self, now_us: u64) -> u64 {
+        self.running.map_or(0, |running| now_us.saturating_sub(running.started_us))
+    }
+}
+
+/// How long one of these is waited for at most, of which the busy may hang; none where there is nobody to wait for.
+fn waited_for<'a>(workers: impl Iterator<Item = &'a Worker>, now_us: u64) -> Option<Duration> {
+    let left = workers.filter_map(|worker| BUSY_US_MAX.checked_sub(worker.busy_us(now_us)));
+    left.max().filter(|left| *left > 0).map(Duration::from_micros)
 }
 
 impl Roster {
@@ -109,17 +127,19 @@ impl Roster {
     }
 
     /// Plans a pool's batches by what its backends said of themselves when they were loaded, each of which may
-    /// have measured them anew: no larger than is good for any of them.
+    /// have measured them anew: no larger than is good for any of them. One in reserve measures nothing, and one
+    /// that is given up has no part in it.
     fn plan_for(&mut self, pool: usize) {
-        let workers = self.workers.iter().filter(|worker| worker.pool == pool);
+        let workers = self.ordinary().filter(|worker| worker.pool == pool && self.counts(worker));
         let told = workers.map(|worker| &worker.status.description);
         let least = told.min_by_key(|description| description.batch_tokens);
-        let (Some(pool), Some(least)) = (self.pools.get_mut(pool), least) else { return };
-        if let Some(buckets) = least.buckets {
+        let Some(&Description { batch_tokens, buckets, .. }) = least else { return };
+        let Some(pool) = self.pools.get_mut(pool) else { return };
+        if let Some(buckets) = buckets {
             pool.planner.round_up(buckets);
         }
-        if pool.batch.tokens_measured && least.batch_tokens > 0 {
-            pool.planner.set_tokens_max(least.batch_tokens.min(pool.batch.tokens_max));
+        if pool.batch.tokens_measured && batch_tokens > 0 {
+            pool.planner.set_tokens_max(batch_tokens.min(pool.batch.tokens_max));
         }
     }
 
@@ -177,11 +197,7 @@ impl Roster {
         let others = self.workers.iter().enumerate();
         let others = others.filter(|(_, other)| other.is_there() && !other.status.reserved);
         let further = others.filter(|(index, _)| distance(*index) > distance(worker));
-        let busy_us = |running: Running| now_us.saturating_sub(running.started_us);
-        let left = further.filter_map(|(_, other)| {
-            BUSY_US_MAX.checked_sub(other.running.map_or(0, busy_us)).filter(|left| *left > 0)
-        });
-        left.max().map(Duration::from_micros)
+        waited_for(further.map(|(_, other)| other), now_us)
     }
 
     /// A pool, with those of its workers that can have the next batch of what waits.
@@ -223,8 +239,11 @@ impl Roster {
         status.rows += batch.rows() as u64;
         status.tokens += batch.tokens() as u64;
         status.busy_us += us;
-        let pool = *pool;
-        self.learn(pool, batch.tokens(), us);
+        let (pool, reserved) = (*pool, status.reserved);
+        // Which computes with one thread, beside the others.
+        if !reserved {
+            self.learn(pool, batch.tokens(), us);
+        }
     }
 
     /// A worker does something else than to compute.
@@ -288,6 +307,11 @@ impl Roster {
         }
     }
 
+    /// What a worker is, or was and is to be.
+    pub fn description(&self, worker: usize) -> Option<Description> {
+        self.workers.get(worker).map(|worker| worker.status.description.clone())
+    }
+
     /// Whether a worker is in this state.
     pub fn is(&self, worker: usize, state: WorkerState) -> bool {
         self.workers.get(worker).is_some_and(|worker| worker.status.state == state)
@@ -303,10 +327,13 @@ impl Roster {
         self.workers.iter().all(|worker| worker.status.state == WorkerState::Stopped)
     }
 
-    /// Whether a worker has no backend and is to have one. Reserved ones are not waited for.
-    pub fn any_is_coming(&self) -> bool {
-        let coming = [WorkerState::Unloaded, WorkerState::Loading];
-        self.ordinary().any(|worker| coming.contains(&worker.status.state))
+    /// Whether none has a backend, and one that is not given up is to have one. Reserved ones are not waited for.
+    pub fn is_only_coming(&self) -> bool {
+        let coming = |worker: &Worker| {
+            let state = worker.status.state;
+            matches!(state, WorkerState::Unloaded | WorkerState::Loading) && self.can_be_had(worker)
+        };
+        !self.any_is_there() && self.ordinary().any(coming)
     }
 
     /// Whether one has a backend now.
@@ -351,3 +378,6 @@ impl Roster {
         told.map(|worker| worker.status.clone()).collect()
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -40,6 +40,8 @@ pub(crate) struct Cost([Option<Point>; OCTAVES]);
 struct Point {
     tokens: f32,
     us: f32,
+    /// Whether nothing of this size has run since batches were left to another pool.
+    is_left: bool,
 }
 
 impl Cost {
@@ -61,11 +63,26 @@ impl Cost {
 
     /// Takes note of a batch of `tokens` that took `us`.
     pub fn learn(&mut self, tokens: usize, us: u64) {
-        let new = Point { tokens: tokens as f32, us: us as f32 };
+        let new = Point { tokens: tokens as f32, us: us as f32, is_left: false };
         let octave = tokens.max(1).ilog2() as usize;
         let point = self.0[octave.min(OCTAVES - 1)].get_or_insert(new);
+        point.is_left = false;
         point.tokens += WEIGHT * (new.tokens - point.tokens);
         point.us += WEIGHT * (new.us.min(OUTLIER * point.us.max(1.0)) - point.us);
+    }
+
+    /// From here on batches are left to another pool: of sizes that don't run any more nothing is learned.
+    pub fn leave(&mut self) {
+        self.0.iter_mut().flatten().for_each(|point| point.is_left = true);
+    }
+
+    /// Takes what was measured in place of what was known of such sizes, and of those that have not run since.
+    pub fn measured(&mut self, costs: &[BatchCost]) {
+        for (known, new) in self.0.iter_mut().zip(Self::of_known(costs).0) {
+            if new.is_some() || known.is_some_and(|point| point.is_left) {
+                *known = new;
+            }
+        }
     }
 
     /// What a batch of `tokens` will take, in microseconds: on the line between the nearest sizes

@@ -363,11 +363,11 @@ impl State {
     /// Whether there is something for reserved workers: to be there, or to compute.
     fn calls_reserve(&self) -> bool {
         let computes = || {
-            self.roster.has_idle_reserve()
+            self.roster.has_reserve(WorkerState::Idle)
                 && self.queue.has_interactive()
                 && self.roster.wants_reserve()
         };
-        (self.roster.has_unloaded_reserve() && self.mix.is_both()) || computes()
+        (self.roster.has_reserve(WorkerState::Unloaded) && self.mix.is_both()) || computes()
     }
 
     /// Whether what is next is not for every worker.

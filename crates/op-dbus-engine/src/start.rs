@@ -3,14 +3,15 @@
 use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
-use std::thread::JoinHandle;
+use std::thread::{Builder, JoinHandle};
 
-use crate::backend::{BackendError, BackendFactory, LoadErrorKind};
+use crate::backend::{BackendError, BackendFactory, Description, LoadErrorKind};
 use crate::call::Truncate;
 use crate::config::{ModelShape, Pool};
-use crate::dispatch::{self, Place, Shared};
+use crate::dispatch::{self, Place, Report, Shared, WORKER_LOST_MESSAGE_ID};
 use crate::proof;
 use crate::reference::{Known, Reference, Sample};
+use crate::status::WorkerState;
 use crate::tokenizer::Tokenizer;
 
 /// What health checks embed.
@@ -89,14 +90,18 @@ fn computed(
     };
     let compute = || proof::once_more(compute);
     // On a thread of its own, which the backend may bind to a CPU.
-    let computed = std::thread::scope(|scope| scope.spawn(compute).join());
-    computed.unwrap_or_else(|_| Err(BackendError::Lost("it panicked".into())))
+    std::thread::scope(|scope| {
+        let thread = Builder::new().spawn_scoped(scope, compute);
+        let thread = thread.map_err(|error| no_thread(&error))?;
+        thread.join().unwrap_or_else(|_| Err(BackendError::Lost("it panicked".into())))
+    })
 }
 
-/// Starts the worker threads and waits until each has loaded its backend; then they begin.
+/// Starts the worker threads and waits until each has loaded its backend, or failed to, however long it takes for
+/// that; then they begin.
 ///
 /// # Errors
-/// That of a worker that could not be loaded; the others have ended.
+/// That of a pool none of whose workers could be loaded, or one of whose is not trusted; all have ended.
 pub(crate) fn start_workers(shared: &Arc<Shared>) -> Result<(), BackendError> {
     let places = places(&shared.pools);
     let (ready, reports) = sync_channel(places.len());
@@ -115,21 +120,13 @@ pub(crate) fn start_workers(shared: &Arc<Shared>) -> Result<(), BackendError> {
         begins.push(begin);
     }
     drop(ready);
-    let mut loaded = Vec::new();
-    for (place, report) in reports {
-        match report {
-            Ok(told) => loaded.push((place, told)),
-            Err(error) => result = Err(error),
-        }
-    }
-    loaded.sort_by_key(|(place, _)| place.index);
-    let loaded: Vec<_> = loaded.into_iter().map(|(place, told)| (place.pool, told)).collect();
-    shared.scheduler.roster(|roster| roster.add(loaded.clone()));
-    for place in reserved(&shared.pools) {
-        let Some((_, like)) = loaded.iter().find(|(pool, _)| *pool == place.pool) else { continue };
-        let (shared, like) = (Arc::clone(shared), like.description.clone());
+    let reports = reports.into_iter().collect();
+    let mut result = result.and_then(|()| introduce(shared, reports));
+    let reserved = if result.is_ok() { reserved(&shared.pools) } else { Vec::new() };
+    for place in reserved {
+        let shared = Arc::clone(shared);
         let thread = spawn(format!("embed-reserve-{}", place.index), move || {
-            dispatch::stand_by(place, shared, like);
+            dispatch::stand_by(place, shared);
         });
         match thread {
             Ok(thread) => threads.push(thread),
@@ -147,6 +144,52 @@ pub(crate) fn start_workers(shared: &Arc<Shared>) -> Result<(), BackendError> {
         }
     }
     result
+}
+
+/// Makes the workers known to all, also those that could not be loaded while another of their pool was: they are tried
+/// again, as if they had been lost.
+///
+/// # Errors
+/// That of the first worker of a pool of which none was loaded, or of one whose vectors are not trusted: all of its
+/// pool have to compute in another precision.
+fn introduce(shared: &Shared, mut reports: Vec<Report>) -> Result<(), BackendError> {
+    reports.sort_by_key(|(place, _)| place.index);
+    let loaded_in = |pool: usize| {
+        let mut of_pool = reports.iter().filter(|(place, _)| place.pool == pool);
+        of_pool.find_map(|(_, report)| report.as_ref().ok())
+    };
+    let mut workers = Vec::new();
+    for (place, report) in &reports {
+        let told = match (report, loaded_in(place.pool)) {
+            (Ok(told), _) => told.clone(),
+            (Err(error), Some(_)) if is_untrusted(error) => return Err(error.clone()),
+            (Err(_), Some(like)) => like.absent(shared.pools[place.pool].device(place.number)),
+            (Err(error), None) => return Err(error.clone()),
+        };
+        workers.push((place.pool, told));
+    }
+    shared.scheduler.roster(|roster| roster.add(workers));
+    for (place, report) in &reports {
+        let (Err(error), worker) = (report, place.index) else { continue };
+        let like = shared.scheduler.roster(|roster| {
+            roster.set(worker, WorkerState::Restarting);
+            roster.load_failed(worker, error, 0);
+            roster.description(worker).unwrap_or_default()
+        });
+        let Description { provider, device, .. } = like;
+        tracing::warn!(
+            MESSAGE_ID = WORKER_LOST_MESSAGE_ID,
+            worker,
+            provider,
+            %error,
+            "a worker could not be loaded on {device}, others compute while it is tried again: {error}"
+        );
+    }
+    Ok(())
+}
+
+fn is_untrusted(error: &BackendError) -> bool {
+    matches!(error, BackendError::Load { kind: LoadErrorKind::Untrusted, .. })
 }
 
 /// The workers of the pools, one pool after another.
@@ -175,10 +218,12 @@ pub(crate) fn spawn(
     name: String,
     body: impl FnOnce() + Send + 'static,
 ) -> Result<JoinHandle<()>, BackendError> {
-    std::thread::Builder::new().name(name).spawn(body).map_err(|error: io::Error| {
-        BackendError::Load {
-            kind: LoadErrorKind::Other,
-            message: format!("a thread could not be started ({error}); raise the limit of tasks"),
-        }
-    })
+    Builder::new().name(name).spawn(body).map_err(|error| no_thread(&error))
+}
+
+fn no_thread(error: &io::Error) -> BackendError {
+    BackendError::Load {
+        kind: LoadErrorKind::Other,
+        message: format!("a thread could not be started ({error}); raise the limit of tasks"),
+    }
 }

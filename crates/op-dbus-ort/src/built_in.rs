@@ -19,8 +19,8 @@ pub(crate) fn ask(
         "tensorrt" => register(ep::TensorRT::default().with_device_id(device), options, builder),
         "migraphx" => migraphx(ep::MIGraphX::default().with_device_id(device), options, builder),
         "openvino" => register(ep::OpenVINO::default(), options, builder),
-        "webgpu" => register(ep::WebGPU::default(), options, builder),
-        "coreml" => register(ep::CoreML::default(), options, builder),
+        "webgpu" => first(ep::WebGPU::default(), accelerator, builder),
+        "coreml" => first(ep::CoreML::default(), accelerator, builder),
         "directml" => plain(ep::DirectML::default().with_device_id(device), options, builder),
         _ => return None,
     })
@@ -36,6 +36,26 @@ fn register<P: ExecutionProvider + ArbitrarilyConfigurableExecutionProvider>(
         provider = provider.with_arbitrary_config(key, value);
     }
     (provider.register(builder), P::NAME)
+}
+
+/// As [`register`], for a provider that is told no number of a device and takes its first.
+fn first<P: ExecutionProvider + ArbitrarilyConfigurableExecutionProvider>(
+    provider: P,
+    accelerator: &Accelerator,
+    builder: &mut SessionBuilder,
+) -> (ort::Result<()>, &'static str) {
+    match is_first(accelerator) {
+        Ok(()) => register(provider, &accelerator.options, builder),
+        Err(why) => (Err(ort::Error::new(why)), P::NAME),
+    }
+}
+
+/// Whether the first device is asked for: another would be no more than another name for it.
+fn is_first(Accelerator { provider, device, .. }: &Accelerator) -> Result<(), String> {
+    match device {
+        0 => Ok(()),
+        _ => Err(format!("{provider} has one device there, 0, and not {device}")),
+    }
 }
 
 /// As [`register`], for MIGraphX, which takes its settings in a structure.
@@ -74,4 +94,19 @@ fn plain<P: ExecutionProvider>(
         Err(ort::Error::new(format!("it takes no options, and not {key}; leave it out")))
     };
     (options.first().map_or_else(|| provider.register(builder), refused), P::NAME)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_provider_that_is_told_no_number_has_its_first_device_alone() {
+        let on = |device| {
+            let provider = "webgpu".to_owned();
+            is_first(&Accelerator { provider, library: None, device, options: Vec::new() })
+        };
+        assert_eq!(on(0), Ok(()));
+        assert_eq!(on(1), Err("webgpu has one device there, 0, and not 1".to_owned()));
+    }
 }

@@ -76,6 +76,7 @@ impl Purpose<'_> {
         let mut providers = provider::candidates(&loaded.settings);
         let (mut refusals, mut are_told) = (Vec::new(), true);
         let mut before = None;
+        let whole = matches!(self, Self::AsAsked);
         match self {
             // Nobody has asked for what `auto` passes over, but who has lost it is told.
             Self::Use => are_told = loaded.settings.execution_provider != Provider::Auto,
@@ -97,7 +98,7 @@ impl Purpose<'_> {
                 providers = provider::preferred(providers, fallback);
             }
         }
-        Tries { providers, refusals, are_told, before }
+        Tries { providers, refusals, are_told, whole, before }
     }
 }
 
@@ -232,8 +233,7 @@ impl Fleet {
     }
 
     /// Loading blocks for seconds, and a hanging worker for minutes; one that may take a device begins when the
-    /// machine is awake. Its end is seen also where nobody waits
-    /// for it any more.
+    /// machine is awake. Its end is seen also where nobody waits for it any more, and the runtime of who asked is gone.
     fn start(&self, choice: Choice, purpose: Purpose<'_>) -> (Load, Arc<OnceLock<Instant>>) {
         let (loaded, means) = (self.loaded.clone(), self.means.clone());
         let tries = Arc::new(purpose.tries(&loaded));
@@ -258,7 +258,7 @@ impl Fleet {
             end
         };
         let load = load.boxed().shared();
-        tokio::spawn(load.clone());
+        self.engines.runtime.spawn(load.clone());
         (load, ended)
     }
 }

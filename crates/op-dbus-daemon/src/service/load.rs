@@ -1,5 +1,6 @@
 //! From a choice of model to an engine that answers: blocking work, done on a thread of its own.
 
+mod all;
 mod draft;
 mod explained;
 mod refused;
@@ -42,6 +43,8 @@ pub(super) struct Tries {
     pub(super) refusals: Vec<String>,
     /// Whether the engine tells why those before it, and these others, do not work.
     pub(super) are_told: bool,
+    /// Whether each of the devices has to compute, where another time one of several may come later.
+    pub(super) whole: bool,
     /// What the engine takes the place of.
     pub(super) before: Option<Before>,
 }
@@ -95,6 +98,7 @@ pub(super) fn load(
         let started = match provider::host(provider, loaded, draft.own_graph()) {
             Ok(host) => {
                 let end = start_trusted(&draft, host, loaded, (means, &config));
+                let end = end.and_then(|started| complete(started, tries.whole));
                 refused.note(provider, &end);
                 end
             }
@@ -128,6 +132,14 @@ pub(super) fn load(
 struct Started {
     engine: Engine,
     costs: Vec<Place>,
+}
+
+/// What was started, unless one of its workers is not to be done without.
+fn complete(started: Started, whole: bool) -> Result<Started, Error> {
+    match all::missing(&started.engine.descriptions(), whole) {
+        Some(why) => Err(Error::Provider(why)),
+        None => Ok(started),
+    }
 }
 
 /// Starts the workers of a model on `host`; in 32 bits if their vectors, in what the provider computes in by
@@ -184,6 +196,7 @@ fn start(
         batch: batch_limits(settings, host),
         reference,
         holds_device: holds_device(host.provider),
+        devices: host.devices.iter().map(|n| format!("{}:{n}", host.provider)).collect(),
         costs: Vec::new(),
         losses_max: (!provider::is_last(host.provider, settings)).then_some(LOSSES_MAX),
     };
@@ -201,14 +214,9 @@ fn start(
             beside = Some(cpu_beside(&host, loaded, own_graph)?);
         }
     }
-    if host.devices.is_empty() {
-        // All: the first one knows how many there are.
-        let first = Host { devices: vec![0], ..host.clone() };
-        let factory = spawner(&blueprint(&first, precision), settings);
-        let backend = op_dbus_engine::once_more(|| factory(0)).map_err(explained)?;
-        let count = backend.description().devices.max(1);
-        host.devices = (0..u32::try_from(count).unwrap_or(u32::MAX)).collect();
-    }
+    let factory = |host: &Host| spawner(&blueprint(host, precision), settings);
+    let devices = all::devices(&host, means.devices.as_deref(), factory).map_err(explained)?;
+    host.devices = devices.clone().unwrap_or_else(|| vec![0]);
     let mut pools = vec![pool(&host, precision, reference)];
     let mut places = Vec::new();
     if let Some(cpu) = beside {
@@ -224,6 +232,9 @@ fn start(
     let engine = Engine::start(draft.tokenizer.clone(), draft.shape.clone(), pools, config);
     let engine = engine.map_err(explained)?;
     tell(&host, loaded);
+    if devices.is_none() && means.devices.is_some() {
+        all::warn(provider);
+    }
     if measured {
         costs::keep(&places, &engine);
     }

@@ -30,6 +30,13 @@ impl Ledger {
     pub(super) fn lock(&self) -> MutexGuard<'_, Counted> {
         self.counted.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    /// Tokens in flight: of all, and of the user who has most.
+    #[cfg(test)]
+    pub(crate) fn in_flight(&self) -> (usize, usize) {
+        let counted = self.lock();
+        (counted.tokens, counted.by_uid.values().copied().max().unwrap_or_default())
+    }
 }
 
 impl Permit {

@@ -13,6 +13,7 @@ use super::*;
 use crate::admission::Claim;
 use crate::call::{Priority, Truncate};
 use crate::clock::MADE_UP_US;
+use crate::config::Limits;
 use crate::job::{Job, Terms};
 use crate::output::Output;
 use crate::prepare::{Chunk, Input};
@@ -93,6 +94,19 @@ fn event() {
             scheduler().wake();
         }
     }
+    check_bounds();
+}
+
+/// No more tokens are queued than were admitted, and no more of them than may be.
+fn check_bounds() {
+    world(|w| {
+        let Limits { queue_tokens_max, quota_tokens, .. } = w.limits;
+        let (_, queued) = w.preparer.scheduler.waiting();
+        let (all, most) = w.ledger.in_flight();
+        assert!(queued <= all, "{queued} tokens are queued, {all} were admitted");
+        assert!(all <= queue_tokens_max, "{all} tokens of all, {queue_tokens_max} at most");
+        assert!(most <= quota_tokens, "{most} tokens of one user, {quota_tokens} at most");
+    });
 }
 
 /// Asks for something and goes on without waiting for it.
@@ -262,6 +276,8 @@ fn stop() {
     world(|w| w.calls.clear());
     assert_eq!(scheduler().waiting(), (0, 0), "texts and tokens are left in the queue");
     assert_eq!(admission.in_flight(), (0, 0), "calls and tokens are left in the budget");
+    assert_eq!(world(|w| w.ledger.in_flight()), (0, 0), "tokens are left in the ledger");
+    assert!(!world(|w| w.broken), "something was found wrong while a backend computed or loaded");
 }
 
 /// One history; how many calls and faults it had.

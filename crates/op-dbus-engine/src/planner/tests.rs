@@ -36,6 +36,7 @@ fn budget(layout: BatchLayout, tokens_max: usize) -> BatchLimits {
         rows_max,
         attention_max,
         padding_percent_max,
+        threads: 1,
     }
 }
 
@@ -95,6 +96,7 @@ fn budgets() -> impl Strategy<Value = BatchLimits> {
             rows_max,
             attention_max,
             padding_percent_max,
+            threads: 1,
         },
     )
 }

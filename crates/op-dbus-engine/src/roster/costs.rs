@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::{Pool, Roster, Worker};
-use crate::routing::{BatchCost, Cost};
+use crate::routing::BatchCost;
 
 /// Rate that is assumed until the first batch has been measured.
 pub(crate) const TOKENS_PER_S_ASSUMED: f64 = 5_000.0;
@@ -19,7 +19,11 @@ impl Roster {
     /// A worker leaves what waits to another pool.
     pub fn left(&mut self, worker: usize, now_us: u64) {
         if let Some(worker) = self.workers.get(worker).filter(|_| self.pools.len() > 1) {
-            self.pools[worker.pool].left_us.get_or_insert(now_us);
+            let pool = &mut self.pools[worker.pool];
+            if pool.left_us.is_none() {
+                pool.left_us = Some(now_us);
+                pool.cost.leave();
+            }
         }
     }
 
@@ -30,10 +34,10 @@ impl Roster {
         pool.and_then(|pool| pool.left_us).is_some_and(|left| now_us.saturating_sub(left) >= us)
     }
 
-    /// What batches cost in a pool, in place of all that was known.
+    /// What batches cost in a pool, in place of what was known of such, and of those that it has left.
     pub fn measured(&mut self, pool: usize, costs: &[BatchCost]) {
         if let Some(pool) = self.pools.get_mut(pool) {
-            pool.cost = Cost::of_known(costs);
+            pool.cost.measured(costs);
             pool.left_us = None;
         }
     }
@@ -59,17 +63,18 @@ impl Roster {
         self.pools.iter().map(|pool| pool.cost.known()).collect()
     }
 
-    /// Tokens that all workers together compute in a second, as far as it was measured.
+    /// Tokens that all workers together compute in a second, as far as it was measured, without those that are
+    /// given up.
     pub fn tokens_per_s(&self) -> f64 {
         let rate = |worker| self.rate(worker).unwrap_or(TOKENS_PER_S_ASSUMED);
-        self.ordinary().map(rate).sum()
+        self.ordinary().filter(|worker| self.counts(worker)).map(rate).sum()
     }
 
     /// The same of those workers alone that were seen at it; none where there are none. What small batches
     /// take tells little of it: a large one may take no longer.
     pub fn tokens_per_s_seen(&self) -> Option<f64> {
         let is_seen = |worker: &&Worker| {
-            let pool = self.pools.get(worker.pool);
+            let pool = self.pools.get(worker.pool).filter(|_| self.counts(worker));
             pool.is_some_and(|pool| 2 * pool.cost.largest() >= pool.planner.tokens_max())
         };
         let rates = self.ordinary().filter(is_seen).filter_map(|worker| self.rate(worker));

@@ -23,6 +23,11 @@ impl Roster {
         loads && !self.loses(worker)
     }
 
+    /// Whether a worker computes, or soon will again: one that is there does so also where it is given up.
+    pub(super) fn counts(&self, worker: &Worker) -> bool {
+        worker.is_there() || self.can_be_had(worker)
+    }
+
     /// Whether its failed loads took so long that nobody waits for another one.
     fn loads_slowly(&self, worker: &Worker) -> bool {
         let pool = &self.pools[worker.pool];
@@ -38,6 +43,9 @@ impl Roster {
             worker.load_failures += 1;
             worker.load_failures_us += took_us;
             worker.status.last_error = Some(error.to_string());
+            let pool = worker.pool;
+            // It may have been this one that called for smaller batches, and is given up.
+            self.plan_for(pool);
         }
     }
 

@@ -1,12 +1,10 @@
 //! Workers that compute interactive work alone, and those that they stand beside.
 
 use super::{Loaded, Roster, Worker};
-use crate::backend::Description;
 use crate::call::Priority;
 use crate::reserve::Serves;
 use crate::routing::Running;
 use crate::status::WorkerState;
-use crate::usage::MemoryUse;
 
 impl Roster {
     /// Those that compute whatever waits.
@@ -19,19 +17,12 @@ impl Roster {
         self.ordinary().count()
     }
 
-    fn reserved(&self) -> impl Iterator<Item = &Worker> {
-        self.workers.iter().filter(|worker| worker.status.reserved)
-    }
-
     /// The pools of the reserved workers, each with what tells most of them: an ordinary one of the pool.
     pub(super) fn like_loaded(&self, workers: &[(usize, Loaded)]) -> Vec<(usize, Loaded)> {
         let mut reserved = Vec::new();
         for (index, pool) in self.pools.iter().enumerate() {
-            let like =
-                workers.iter().find(|(pool, _)| *pool == index).cloned().map(|(pool, like)| {
-                    let description = Description { pid: 0, ..like.description };
-                    (pool, Loaded { description, memory: MemoryUse::default() })
-                });
+            let like = workers.iter().find(|(pool, _)| *pool == index);
+            let like = like.map(|(_, like)| (index, like.absent(None)));
             reserved.extend(like.into_iter().cycle().take(pool.reserved));
         }
         reserved
@@ -54,13 +45,9 @@ impl Roster {
         !idle && (bulk || !self.any_is_there())
     }
 
-    /// Whether a reserved worker has no backend.
-    pub fn has_unloaded_reserve(&self) -> bool {
-        self.reserved().any(|worker| worker.status.state == WorkerState::Unloaded)
-    }
-
-    /// Whether a reserved worker waits for work.
-    pub fn has_idle_reserve(&self) -> bool {
-        self.reserved().any(|worker| worker.status.state == WorkerState::Idle)
+    /// Whether a reserved worker is in this state.
+    pub fn has_reserve(&self, state: WorkerState) -> bool {
+        let mut workers = self.workers.iter();
+        workers.any(|worker| worker.status.reserved && worker.status.state == state)
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{BUSY_US_MAX, Roster, Worker};
+use super::{Roster, Worker, waited_for};
 use crate::usage::MemoryUse;
 
 /// A batch takes more than once what is counted of it: inputs and results at the same time, and pieces
@@ -67,13 +67,7 @@ impl Roster {
             return None;
         }
         let others = self.ordinary().filter(|other| other.is_there());
-        let left =
-            others.filter(|other| self.has_room(other, waiting_tokens)).filter_map(|other| {
-                let busy_us =
-                    other.running.map_or(0, |running| now_us.saturating_sub(running.started_us));
-                BUSY_US_MAX.checked_sub(busy_us).filter(|left| *left > 0)
-            });
-        left.max().map(Duration::from_micros)
+        waited_for(others.filter(|other| self.has_room(other, waiting_tokens)), now_us)
     }
 
     /// Takes note of the bytes that are free on a device; none where that is not known any more. Tells
@@ -108,7 +102,7 @@ impl Roster {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Loaded, Order};
+    use super::super::{BUSY_US_MAX, Loaded, Order};
     use super::*;
     use crate::backend::{Backend, BackendError, Description, Footprint};
     use crate::batch::Batch;

@@ -86,6 +86,17 @@ fn a_bad_moment_moves_nothing_and_several_do() {
     assert!(free.of(TEXT.tokens).is_some_and(|us| us > 900));
 }
 
+/// The rest may be from a bad moment, and nothing else corrects it.
+#[test]
+fn what_has_run_outlives_a_measurement_of_other_sizes() {
+    let known = |tokens, us| BatchCost { tokens, us };
+    let mut cost = Cost::of_known(&[16, 64, 256].map(|tokens| known(tokens, 9_000)));
+    cost.leave();
+    cost.learn(64, 9_000);
+    cost.measured(&[known(20, 50)]);
+    assert_eq!(cost.known(), [known(20, 50), known(64, 9_000)]);
+}
+
 proptest! {
     #[test]
     fn costs_are_near_a_line_that_was_seen(fixed in 0u64..100_000, each in 1u64..1000, tokens in 8usize..20_000) {

@@ -284,7 +284,7 @@ impl State {
                 }
             }
             None if self.roster.refusal().is_some() => Presence::Lost,
-            None if self.roster.any_is_coming() => Presence::Loading,
+            None if self.roster.is_only_coming() => Presence::Loading,
             None => Presence::Loaded,
         }
     }

@@ -14,5 +14,6 @@ mod presence;
 mod refusals;
 mod reserve;
 mod sinks;
+mod starts;
 mod support;
 mod unread;

@@ -149,6 +149,37 @@ async fn workers_that_could_not_be_had_are_not_there_by_an_unload() {
     }
 }
 
+/// Nobody has to wait for it, be it on its way or given up.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_engine_is_there_with_one_of_its_workers() {
+    let (hold, held) = mpsc::channel::<()>();
+    let (held, made) = (Mutex::new(held), AtomicUsize::new(0));
+    let (loads, mut loading) = unbounded_channel();
+    let factory: BackendFactory = Box::new(move |number| {
+        if number == 0 || made.fetch_add(1, Ordering::SeqCst) == 0 {
+            return sim(Faults::default());
+        }
+        let _ = loads.send(());
+        // Until the other end is gone.
+        let _ = held.lock().unwrap().recv();
+        Err(BackendError::Lost("broken on purpose".to_owned()))
+    });
+    let (tokenizer, config) = (Tokenizer::bytes(INPUT_MAX), config(Limits::default()));
+    let engine = Engine::start(tokenizer, model(), pools(factory, 2), config).unwrap();
+    engine.unload().await;
+    let all = tokio::spawn({
+        let engine = engine.clone();
+        async move { engine.load().await }
+    });
+    loading.recv().await.unwrap();
+    let there = engine.presence_other_than(Presence::Loading);
+    let there = tokio::time::timeout(Duration::from_secs(60), there).await;
+    assert_eq!(there.expect("one of them is there"), Presence::Loaded);
+    drop(hold);
+    all.await.unwrap().unwrap();
+    assert_eq!(engine.presence(), Presence::Loaded);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn an_engine_is_idle_only_without_calls() {
     let gate = Gate::new(Limits::default());

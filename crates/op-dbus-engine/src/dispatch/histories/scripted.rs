@@ -1,9 +1,11 @@
 //! The backend of a history.
 
 use super::super::*;
-use super::{DIMENSIONS, fails, happens, world};
+use super::world::Panics;
+use super::{DIMENSIONS, INPUT_MAX, fails, happens, world};
 use crate::backend::Meanwhile;
 use crate::batch::Batch;
+use crate::config::{BatchLayout, BatchLimits};
 use crate::sim::SimBackend;
 
 /// A backend that lets other things happen while it computes, and fails when the history says so: at times
@@ -11,6 +13,7 @@ use crate::sim::SimBackend;
 struct Scripted {
     sim: SimBackend,
     description: Description,
+    limits: BatchLimits,
     /// What it was asked to compute since it fails for good.
     asked_broken: Option<usize>,
     has_read_nothing: bool,
@@ -26,6 +29,19 @@ impl Scripted {
         }
         self.asked_broken.is_some()
     }
+
+    /// A batch is within the bounds of its pool, unless it is one row.
+    fn check_bounds(&self, batch: &Batch<'_>) {
+        let BatchLimits { layout, tokens_max, rows_max, .. } = self.limits;
+        let (rows, longest) = (batch.rows(), batch.longest());
+        let tokens = match (layout, self.description.buckets) {
+            (BatchLayout::Padded, Some(buckets)) => rows * buckets.length(longest),
+            (layout, _) => layout.tokens(batch),
+        };
+        // A text of full length has to fit.
+        let within = rows <= rows_max && tokens <= tokens_max.max(INPUT_MAX);
+        assert!(rows == 1 || within, "{rows} rows and {tokens} tokens within {:?}", self.limits);
+    }
 }
 
 impl Backend for Scripted {
@@ -39,6 +55,7 @@ impl Backend for Scripted {
         out: &mut [f32],
         meanwhile: &mut Meanwhile<'_>,
     ) -> Result<(), BackendError> {
+        let _panics = Panics;
         if let Some((ids, lengths)) = self.begun.take() {
             assert_eq!((&ids[..], &lengths[..]), (batch.ids, batch.lengths), "not what was begun");
         }
@@ -69,6 +86,7 @@ impl Backend for Scripted {
 
     fn run(&mut self, batch: &Batch<'_>, out: &mut [f32]) -> Result<(), BackendError> {
         assert!(self.begun.is_none(), "something else is run than what was begun");
+        self.check_bounds(batch);
         happens();
         let why = "the history says so".to_owned();
         if self.fails_for_good() {
@@ -97,7 +115,8 @@ impl Backend for Scripted {
     }
 }
 
-pub fn backend(_: usize) -> Result<Box<dyn Backend>, BackendError> {
+pub fn backend(limits: BatchLimits) -> Result<Box<dyn Backend>, BackendError> {
+    let _panics = Panics;
     happens();
     if fails(5) {
         return Err(BackendError::Lost("the history lets nothing load".into()));
@@ -107,6 +126,7 @@ pub fn backend(_: usize) -> Result<Box<dyn Backend>, BackendError> {
     Ok(Box::new(Scripted {
         sim,
         description,
+        limits,
         asked_broken: None,
         has_read_nothing: false,
         begun: None,

@@ -7,7 +7,8 @@ use tokio::sync::oneshot::{self, error::TryRecvError};
 
 use super::super::{Shared, Worker};
 use super::text::Text;
-use crate::admission::Admission;
+use super::world;
+use crate::admission::{Admission, Ledger};
 use crate::backend::{Backend, BackendError};
 use crate::batch::Batch;
 use crate::buckets::Buckets;
@@ -31,6 +32,9 @@ pub struct World {
     pub random: Random,
     pub preparer: Preparer,
     pub admission: Arc<Admission>,
+    /// What the bounds of admission are on, and these.
+    pub ledger: Arc<Ledger>,
+    pub limits: Limits,
     pub workers: Vec<Option<Worker>>,
     pub calls: Vec<Asked>,
     /// Texts that no tokenizer thread has taken yet.
@@ -45,6 +49,19 @@ pub struct World {
     pub faulty: bool,
     pub faults: usize,
     pub stopped: bool,
+    /// Whether something was found wrong where the engine takes a panic for the backend's.
+    pub broken: bool,
+}
+
+/// Notes a panic that passes by on its way to the engine.
+pub struct Panics;
+
+impl Drop for Panics {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            world(|w| w.broken = true);
+        }
+    }
 }
 
 /// A call, as its caller knows it.
@@ -85,6 +102,7 @@ impl World {
         let mut random = Random(seed);
         let (shared, limits) = shared(&mut random, backend);
         let scheduler = Arc::clone(&shared.scheduler);
+        let ledger = Arc::<Ledger>::default();
         let (tokens_max, attention_max, rows_max) = (1 << 20, u64::MAX, 1 << 10);
         let buckets =
             Buckets { tokens_max, attention_max, rows_max, length_max: INPUT_MAX, packed: false };
@@ -92,7 +110,9 @@ impl World {
             buckets: random.one_in(2).then_some(buckets),
             random,
             preparer: Preparer { tokenizer: tokenizer.clone(), scheduler },
-            admission: Admission::new(&limits, Arc::default()),
+            admission: Admission::new(&limits, Arc::clone(&ledger)),
+            ledger,
+            limits,
             workers: Vec::new(),
             calls: Vec::new(),
             chunks: Vec::new(),
@@ -102,6 +122,7 @@ impl World {
             faulty: false,
             faults: 0,
             stopped: false,
+            broken: false,
         };
         (world, Arc::new(shared))
     }
@@ -152,8 +173,8 @@ fn alone(ids: &[i32]) -> Vec<f32> {
     vector
 }
 
-/// Makes the backend of a worker.
-type Make = fn(usize) -> Result<Box<dyn Backend>, BackendError>;
+/// Makes the backend of a worker whose batches have these bounds.
+type Make = fn(BatchLimits) -> Result<Box<dyn Backend>, BackendError>;
 
 /// What the workers of a history share, and the bounds on its calls.
 fn shared(random: &mut Random, backend: Make) -> (Shared, Limits) {
@@ -191,7 +212,7 @@ fn pool(random: &mut Random, backend: Make) -> Pool {
         holds_device: random.one_in(2),
         losses_max: random.of(&[None, Some(2)]),
         costs: known.map(|us| BatchCost { tokens: 16, us }).into_iter().collect(),
-        ..Pool::new(Box::new(backend))
+        ..Pool::new(Box::new(move |_| backend(batch)))
     }
 }
 

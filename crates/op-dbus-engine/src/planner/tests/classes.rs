@@ -76,6 +76,22 @@ fn a_burst_of_calls_goes_before_bulk_of_others_and_before_the_users_own_in_any_c
     assert_eq!(both, 8192 / 50 + 1, "whose bulk waits as well");
 }
 
+/// Whoever comes while it is computed waits for that.
+#[test]
+fn a_worker_in_reserve_gets_the_batch_of_one_thread() {
+    let budget = BatchLimits { threads: 4, ..budget(BatchLayout::Packed, 400) };
+    let mut planner = Planner::new(budget);
+    let rows = |serves| {
+        let mut queue = Queue::new(WAIT_US);
+        (0..40).for_each(|_| queue.push(simple(1, Interactive, 10)));
+        let mut plan = Plan::default();
+        planner.plan(&mut queue, (serves, 0), &is_alive, &mut plan);
+        plan.batch.len()
+    };
+    let taken = [Serves::Everybody, Serves::Interactive, Serves::Everybody].map(rows);
+    assert_eq!(taken, [40, 10, 40]);
+}
+
 /// With a worker in reserve, which has nothing but interactive work to do and so gets a user ahead, and without.
 #[test]
 fn who_comes_anew_is_not_behind_those_who_wait() {

@@ -1,0 +1,60 @@
+//! Whose batches, and whose times, count for a pool.
+
+use super::*;
+use crate::sim::SimBackend;
+
+/// Of two workers, and a third in reserve, whose batches have 1,000 tokens at most.
+fn roster() -> Roster {
+    let batch = BatchLimits { tokens_max: 1_000, tokens_measured: true, ..BatchLimits::default() };
+    let pool = config::Pool::new(Box::new(|_| Ok(Box::new(SimBackend::new(4)))));
+    let (normalized, matryoshka) = (true, Vec::new());
+    let model = ModelShape { dimensions: 4, max_input_tokens: 64, normalized, matryoshka };
+    let mut roster = Roster::new(&[config::Pool { reserved: 1, batch, ..pool }], &model);
+    roster.add(vec![(0, loaded(0)), (0, loaded(0))]);
+    roster
+}
+
+fn loaded(batch_tokens: usize) -> Loaded {
+    let description = Description { batch_tokens, ..SimBackend::new(4).description().clone() };
+    Loaded { description, memory: MemoryUse::default() }
+}
+
+/// A worker that can't be had again.
+fn give_up(roster: &mut Roster, worker: usize) {
+    let error = BackendError::Lost("on purpose".into());
+    roster.lost(worker, &error);
+    while roster.can_be_had(&roster.workers[worker]) {
+        roster.load_failed(worker, &error, 0);
+    }
+}
+
+#[test]
+fn who_has_measured_nothing_or_is_given_up_bounds_no_batch() {
+    let mut roster = roster();
+    roster.loaded(2, loaded(0));
+    roster.loaded(0, loaded(500));
+    roster.loaded(1, loaded(100));
+    let tokens_max = |roster: &mut Roster| roster.planner(0).unwrap().tokens_max();
+    assert_eq!(tokens_max(&mut roster), 100);
+    give_up(&mut roster, 1);
+    assert_eq!(tokens_max(&mut roster), 500);
+}
+
+#[test]
+fn what_a_worker_in_reserve_takes_is_no_cost_of_the_others() {
+    let (mut roster, batch) = (roster(), Batch { ids: &[1; 100], lengths: &[100] });
+    roster.ran(0, &batch, 1_000, MemoryUse::default());
+    let known = roster.known_costs();
+    roster.ran(2, &batch, 9_000, MemoryUse::default());
+    assert_eq!(roster.known_costs(), known);
+}
+
+#[test]
+fn nobody_counts_on_the_speed_of_who_is_given_up() {
+    let mut roster = roster();
+    roster.learn(0, 1_000, 1_000_000);
+    let rates = |roster: &Roster| (roster.tokens_per_s(), roster.tokens_per_s_seen());
+    assert_eq!(rates(&roster), (2_000.0, Some(2_000.0)));
+    give_up(&mut roster, 1);
+    assert_eq!(rates(&roster), (1_000.0, Some(1_000.0)));
+}
