@@ -13,7 +13,7 @@ use crate::harness::daemon::{Daemon, Setup};
 use crate::harness::files::copy_folder;
 use crate::harness::golden::{self, assert_near, cosine};
 use crate::harness::load::Load;
-use crate::harness::process::mapped;
+use crate::harness::process::{mapped, peak};
 use crate::harness::registry::tests;
 use crate::harness::{Outcome, fixture, needs};
 use crate::native::with_graph;
@@ -32,6 +32,7 @@ tests! {
     the_provider_changes_under_load_without_a_failed_call: [Bus, Low, Ggml] =>
         changes_under_load(["ggml", "cpu", "ggml"]),
     a_change_to_what_does_not_work_changes_nothing: [Bus, Low, Runtime],
+    devices_take_no_more_than_their_message: [Bus],
     every_device_has_a_worker: [Bus, Low, Ggml],
     a_device_that_stays_bad_is_left_and_comes_back: [Bus, Low, Ggml],
     the_best_that_works_is_no_fallback: [Bus, Low],
@@ -312,6 +313,21 @@ async fn a_change_to_what_does_not_work_changes_nothing() -> Outcome {
     assert_eq!(provider(&daemon).await?, ("cpu".to_owned(), String::new()));
     assert!(!setup.state_file().exists(), "a refused change was written");
     daemon.client().embedder.embed("x").await?;
+    daemon.stop().await
+}
+
+/// Anybody may send them, whoever may change them.
+async fn devices_take_no_more_than_their_message() -> Outcome {
+    const COUNT: usize = 2_000_000;
+    let (_bus, _setup, daemon) = Setup::sim()?.alone().await?;
+    let before = peak(daemon.process.pid())?;
+    let devices = vec![""; COUNT];
+    let refusal = daemon.client().manager.set_devices(&devices).await;
+    let message = refused(refusal, ErrorName::InvalidArgument)?;
+    assert_eq!(message, format!("gpu_device would have {COUNT} bytes; it may have 4096"));
+    // An empty one takes eight bytes of the message.
+    let (grown, sent) = (peak(daemon.process.pid())? - before, 8 * COUNT as u64);
+    assert!(grown < 3 * sent, "it grew by {grown} bytes for {sent}");
     daemon.stop().await
 }
 

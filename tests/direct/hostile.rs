@@ -3,7 +3,7 @@
 use std::fs;
 use std::io::{IoSlice, Write};
 use std::net::{TcpListener, TcpStream};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 
 use nix::libc::linger;
 use nix::sys::signal::Signal;
@@ -12,13 +12,13 @@ use nix::unistd::Uid;
 use op_dbus_api::{EMBEDDER_INTERFACE, ErrorName, ROOT_PATH};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
-use zbus::Message;
 use zbus::as_variant::Serialize;
 use zbus::connection::Builder;
 use zbus::message::Flags;
+use zbus::{Fd, Message};
 
 use super::{MOST, all_free, ended, line, silent, stream};
-use crate::harness::client::{Client, refused};
+use crate::harness::client::{Client, Options, refused};
 use crate::harness::command::{clean, finish};
 use crate::harness::daemon::Setup;
 use crate::harness::process::peak;
@@ -29,6 +29,7 @@ use crate::harness::{Outcome, eventually, within};
 
 tests! {
     garbage_ends_one_connection_alone: [Bus],
+    a_descriptor_that_comes_late_ends_the_connection: [Bus],
     who_never_reads_is_held_back: [Bus],
     a_thousand_leave_nothing: [Bus],
     a_property_that_is_set_takes_no_more_than_its_call: [Bus],
@@ -63,6 +64,13 @@ pub fn call(method: &'static str) -> zbus::message::Builder<'static> {
     Message::method_call(ROOT_PATH, method).interface(EMBEDDER_INTERFACE)
 }
 
+/// Sends bytes and descriptors together.
+fn pass(line: &UnixStream, bytes: &[u8], descriptors: &[RawFd]) -> Outcome {
+    let (bytes, rights) = ([IoSlice::new(bytes)], [ControlMessage::ScmRights(descriptors)]);
+    sendmsg::<()>(line.as_raw_fd(), &bytes, &rights, MsgFlags::empty(), None)?;
+    Ok(())
+}
+
 async fn garbage_ends_one_connection_alone() -> Outcome {
     let (_bus, _setup, daemon) = Setup::sim()?.alone().await?;
     let neighbour = line(daemon.client()).await?;
@@ -89,15 +97,7 @@ async fn garbage_ends_one_connection_alone() -> Outcome {
     }
     // Three descriptors with a message's first byte.
     let socket = open(daemon.client()).await?;
-    let descriptors = [0, 1, 2];
-    let rights = [ControlMessage::ScmRights(&descriptors)];
-    sendmsg::<()>(
-        socket.as_raw_fd(),
-        &[IoSlice::new(&embed[..1])],
-        &rights,
-        MsgFlags::empty(),
-        None,
-    )?;
+    pass(&socket, &embed[..1], &[0, 1, 2])?;
     ended(socket).await?;
     let mut random = Random::new(7);
     for _ in 0..200 {
@@ -116,6 +116,19 @@ async fn garbage_ends_one_connection_alone() -> Outcome {
     all_free(daemon.client()).await?;
     // Nobody may fill the log with what asks to be reported.
     assert!(!daemon.process.stderr().contains("panic"));
+    daemon.stop().await
+}
+
+/// What a call may hold is taken when it begins.
+async fn a_descriptor_that_comes_late_ends_the_connection() -> Outcome {
+    let (_bus, _setup, daemon) = Setup::sim()?.alone().await?;
+    let (source, _writer) = std::io::pipe()?;
+    let call = call("EmbedFromFd").build(&(Fd::from(source.as_fd()), Options::new()))?;
+    let mut socket = open(daemon.client()).await?;
+    socket.write_all(&call.data()[..16]).await?;
+    pass(&socket, &call.data()[16..], &[source.as_raw_fd()])?;
+    ended(socket).await?;
+    all_free(daemon.client()).await?;
     daemon.stop().await
 }
 
@@ -195,10 +208,7 @@ fn clogged() -> Outcome<(TcpStream, TcpStream)> {
 async fn hang(line: &mut UnixStream) -> Outcome<TcpStream> {
     let embed = call("Embed").build(&"one")?.data().to_vec();
     let (socket, peer) = clogged()?;
-    let descriptors = [socket.as_raw_fd()];
-    let rights = [ControlMessage::ScmRights(&descriptors)];
-    let first = [IoSlice::new(&embed[..20])];
-    sendmsg::<()>(line.as_raw_fd(), &first, &rights, MsgFlags::empty(), None)?;
+    pass(line, &embed[..20], &[socket.as_raw_fd()])?;
     // The service has the last copy from here on.
     drop(socket);
     line.write_all(&embed[20..]).await?;

@@ -225,6 +225,7 @@ async fn its_calls_end_with_it() -> Outcome {
     daemon.stop().await
 }
 
+/// Its threads end with it while the level is loaded, for which others may wait.
 async fn it_answers_before_the_service_stops() -> Outcome {
     let (_bus, _setup, mut daemon) = Setup::sim()?.alone().await?;
     let direct = line(daemon.client()).await?;

@@ -160,8 +160,10 @@ async fn appear(
     objects.serve_jobs(&connection).await?;
     let mut tasks = JoinSet::new();
     tasks.spawn(objects.departures(&connection).await?);
-    let changes = tokio::spawn(objects.changes(&connection));
     request_name(&connection).await?;
+    // Signals that come before the name reach nobody who listens for it.
+    objects.introduce(&connection).await;
+    let changes = tokio::spawn(objects.changes(&connection));
     Ok((connection, tasks, changes))
 }
 
@@ -270,7 +272,7 @@ async fn unload_when_idle(service: Service) {
     let mut changes = service.watch();
     loop {
         changes.mark_unchanged();
-        let look = service.unload_idle().map(|time| Instant::now() + time);
+        let look = service.unload_idle().await.map(|time| Instant::now() + time);
         tokio::select! {
             changed = changes.changed() => if changed.is_err() {
                 return;

@@ -15,7 +15,7 @@ use tracing::{Instrument, debug, debug_span, error, info};
 use zbus::Connection;
 use zbus::message::{Flags, Header};
 
-use super::bulk::{Budget, while_wanted};
+use super::bulk::{Budget, in_time, while_wanted};
 use super::caller::{Caller, Callers};
 use super::direct::Direct;
 use super::jobs::Jobs;
@@ -26,6 +26,10 @@ use crate::memory_limit;
 use crate::service::{Error as ServiceError, Options, Request, Served, Service};
 use crate::settings::Bus;
 use crate::telemetry::{OncePerUserAndMinute, message_id};
+
+/// What a deadline passes before where nothing is in the way but replies that nobody has read.
+const ROOM: &str =
+    "there was room for the reply; read those that were sent before, or allow more time";
 
 /// What the interfaces have in common. Cheap to clone.
 #[derive(Clone)]
@@ -40,7 +44,8 @@ pub struct Calls {
     pub jobs: Option<Arc<Jobs>>,
     /// Whether replies leave over the bus.
     pub pulse: Arc<Pulse>,
-    callers: Arc<Callers>,
+    /// Who calls.
+    pub callers: Arc<Callers>,
     /// Texts that were cut where no reply says so.
     cut_told: OncePerUserAndMinute,
 }
@@ -57,13 +62,8 @@ pub struct Asked {
 
 impl Calls {
     /// Calls to `service` from `callers`, who may open direct connections and start jobs.
-    pub fn new(
-        service: Service,
-        callers: Arc<Callers>,
-        direct: Arc<Direct>,
-        jobs: Arc<Jobs>,
-    ) -> Self {
-        let (direct, jobs) = (Some(direct), Some(jobs));
+    pub fn new(service: Service, callers: Arc<Callers>) -> Self {
+        let (direct, jobs) = (Some(Arc::default()), Some(Arc::default()));
         let descriptors = getrlimit(Resource::RLIMIT_NOFILE).ok().map(|(most, _)| most);
         let memory = memory_limit::for_us();
         let budget = Arc::new(Budget::of(memory, descriptors));
@@ -123,8 +123,9 @@ impl Calls {
             true => self.pulse.feel(),
             false => Ok(()),
         });
-        taken.inspect_err(|error| self.service.call_failed(error.name()))?;
-        let caller = self.caller(connection, header).await?;
+        let count = |error: &Error| self.service.call_failed(error.name());
+        taken.inspect_err(count)?;
+        let caller = self.caller(connection, header).await.inspect_err(count)?;
         let method = header.member().map(ToString::to_string).unwrap_or_default();
         let uid = caller.uid;
         let span = debug_span!("call", method, uid, sender = caller.sender());
@@ -143,15 +144,20 @@ impl Calls {
         if let Err(error) = &result {
             let _entered = span.enter();
             debug!(error = error.name().as_str(), "refused: {error}");
-            self.service.call_failed(error.name());
-            if error.name() == ErrorName::QuotaExceeded && self.callers.quota_told.is_due(uid) {
-                info!(
-                    MESSAGE_ID = message_id::QUOTA,
-                    uid, "user {uid} has too much in flight: {error}"
-                );
-            }
+            self.failed(uid, error);
         }
         result
+    }
+
+    /// Counts that a call or a job of a user has ended with an error, and tells the log of a quota that is used up.
+    pub fn failed(&self, uid: u32, error: &Error) {
+        self.service.call_failed(error.name());
+        if error.name() == ErrorName::QuotaExceeded && self.callers.quota_told.is_due(uid) {
+            info!(
+                MESSAGE_ID = message_id::QUOTA,
+                uid, "user {uid} has too much in flight: {error}"
+            );
+        }
     }
 
     /// Embeds texts with the model that the options name, and makes the reply of the vectors, which waits for room
@@ -206,7 +212,7 @@ impl Calls {
             caller.room_on_line(bytes).await;
             Ok(())
         };
-        while_wanted(caller, deadline, room).await
+        in_time(caller, deadline, ROOM, room).await
     }
 
     /// Waits for room in the bus for a reply, as long as its caller does.
@@ -223,7 +229,7 @@ impl Calls {
         if self.service.now().settings().bus == Bus::Session {
             return Ok(());
         }
-        while_wanted(caller, deadline, caller.unread().room(caller, reply)).await
+        in_time(caller, deadline, ROOM, caller.unread().room(caller, reply)).await
     }
 
     /// The model that answers a call of so many texts and bytes, which waits for it as long as its caller does.
@@ -272,8 +278,8 @@ fn is_for_its_reply(header: &Header<'_>) -> bool {
 }
 
 /// The panic's own message may quote what it worked on, so it is not passed on.
-fn fault(method: &str) -> Error {
-    error!("the method {method} ended without a result");
-    let message = format!("an internal fault ended {method}; the service's log has more");
+pub fn fault(work: &str) -> Error {
+    error!("{work} ended without a result");
+    let message = format!("an internal fault ended {work}; the service's log has more");
     Error::new(ErrorName::Failed, message)
 }

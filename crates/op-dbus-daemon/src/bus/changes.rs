@@ -15,14 +15,15 @@ use super::facts::Facts;
 use super::manager::Manager;
 use crate::service::Service;
 
-/// What one connection was told last of the embedder's properties.
-#[derive(Debug)]
-pub struct Told(Mutex<Facts>);
+/// What one connection was told last of the embedder's properties; nothing where those who listen may know them of
+/// another service.
+#[derive(Debug, Default)]
+pub struct Told(Mutex<Option<Facts>>);
 
 impl Told {
     /// What there is when nobody has asked yet.
     pub fn new(service: &Service) -> Self {
-        Self(Mutex::new(Facts::of(&service.now())))
+        Self(Mutex::new(Some(Facts::of(&service.now()))))
     }
 
     /// Tells `connection` of what is not as it was told and, where the `manager` is on it, of a provider that
@@ -30,11 +31,10 @@ impl Told {
     pub async fn tell(&self, service: &Service, connection: &Connection, manager: bool) -> State {
         let mut last = self.0.lock().await;
         let facts = Facts::of(&service.now());
-        if let Err(error) = announce(connection, &last, &facts, manager).await {
+        if let Err(error) = announce(connection, last.as_ref(), &facts, manager).await {
             tracing::warn!("a change could not be told on the bus: {error}");
         }
-        *last = facts;
-        last.state
+        last.insert(facts).state
     }
 }
 
@@ -55,7 +55,7 @@ pub fn follow(
 
 async fn announce(
     connection: &Connection,
-    old: &Facts,
+    old: Option<&Facts>,
     new: &Facts,
     manager: bool,
 ) -> zbus::Result<()> {
@@ -66,9 +66,50 @@ async fn announce(
         fdo::Properties::properties_changed(&emitter, interface, changed, Cow::Borrowed(&[]))
             .await?;
     }
-    if manager && new.fallback_reason != old.fallback_reason && !new.fallback_reason.is_empty() {
+    let told = old.map_or("", |old| old.fallback_reason.as_str());
+    if manager && new.fallback_reason != told && !new.fallback_reason.is_empty() {
         let (requested, active) = (&new.requested_execution_provider, &new.execution_provider);
         Manager::provider_fallback(&emitter, requested, active, &new.fallback_reason).await?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use futures_util::StreamExt;
+    use op_dbus_engine::BackendError;
+    use zbus::{MessageStream, OwnedVariant};
+
+    use super::super::tests::peers;
+    use super::*;
+    use crate::service::{Means, Spawner};
+    use crate::settings::{Settings, Sources};
+
+    /// Which may be as they are here, where they were otherwise there.
+    #[tokio::test]
+    async fn who_knows_the_properties_of_another_service_is_told_all_of_them_once() {
+        let root = tempfile::tempdir().unwrap();
+        let state = root.path().join("state.json").display().to_string();
+        let sources = Sources::under(root.path()).with_flags(&[("state_file", &*state)]);
+        let spawner: Spawner =
+            Arc::new(|_, _| Box::new(|_| Err(BackendError::Failed("none is made".to_owned()))));
+        let means = Means { spawner, devices: None };
+        let service = Service::new(Settings::load(&sources).unwrap(), means, None);
+        let (server, client) = peers().await;
+        let mut signals = MessageStream::from(&client);
+        let (asked, another) = (Told::new(&service), Told::default());
+        for told in [&asked, &another, &another] {
+            told.tell(&service, &server, false).await;
+        }
+        let signal = signals.next().await.unwrap().unwrap();
+        let body = signal.body();
+        let (_, changed, _): (String, HashMap<String, OwnedVariant>, Vec<String>) =
+            body.deserialize().unwrap();
+        assert_eq!(changed.len(), 10, "{changed:?}");
+        assert!(changed.contains_key("State") && changed.contains_key("FallbackReason"));
+        server.close().await.unwrap();
+        assert!(signals.next().await.is_none_or(|message| message.is_err()), "a second one");
+    }
 }

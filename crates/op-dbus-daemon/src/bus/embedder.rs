@@ -10,7 +10,7 @@ use zbus::interface;
 use zbus::message::Header;
 use zbus::{Connection, OwnedFd, OwnedObjectPath};
 
-use super::bulk::while_wanted;
+use super::bulk::{in_time, while_wanted};
 use super::caller::Caller;
 use super::calls::{Asked, Calls};
 use super::facts::Facts;
@@ -180,7 +180,9 @@ impl Embedder {
             let most = TOKEN_HELD * token_bytes_max(count, bytes.saturating_add(prompts));
             calls.room_on_line(&caller, most, options.deadline).await?;
             let work = served.tokenize(caller.uid, texts, options.prompt.as_deref());
-            let pieces = while_wanted(&caller, options.deadline, async { Ok(work.await?) }).await?;
+            let what = "all texts were made tokens of; allow more time or send less";
+            let pieces = async { Ok(work.await?) };
+            let pieces = in_time(&caller, options.deadline, what, pieces).await?;
             let bytes = token_bytes(&pieces)?;
             calls.room(&caller, Reply::Tokens(bytes), options.deadline).await?;
             Ok(tokens(pieces))

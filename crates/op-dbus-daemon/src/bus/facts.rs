@@ -62,9 +62,9 @@ impl Facts {
         }
     }
 
-    /// What is not as it was in `old`, by the property's name.
-    pub fn changed_since(&self, old: &Self) -> HashMap<&'static str, Variant<'static>> {
-        let old: HashMap<_, _> = old.entries().into_iter().collect();
+    /// What is not as it was in `old`, by the property's name; everything where there is no such.
+    pub fn changed_since(&self, old: Option<&Self>) -> HashMap<&'static str, Variant<'static>> {
+        let old: HashMap<_, _> = old.into_iter().flat_map(Self::entries).collect();
         let mut changed: HashMap<_, _> = self.entries().into_iter().collect();
         changed.retain(|name, value| old.get(name) != Some(value));
         changed

@@ -13,14 +13,15 @@ use zbus::object_server::SignalEmitter;
 use super::authority::{CONFIGURE, MANAGE_MEMORY, authorize};
 use super::calls::Calls;
 use super::changes::Told;
+use super::many::Words;
 use super::pulse::Refusal;
 use super::reply::Dictionary;
 use super::views;
 use crate::devices::Reader;
-use crate::service;
+use crate::service::{self, Service};
 
 /// The longest value that a setting may be given: a list of devices, with room.
-const VALUE_BYTES_MAX: usize = 4 << 10;
+pub const VALUE_BYTES_MAX: usize = 4 << 10;
 
 /// The bus object for administration.
 pub struct Manager {
@@ -36,16 +37,26 @@ impl Manager {
         Self { calls, devices, told }
     }
 
-    /// Makes a change, and tells of it before the reply: whoever keeps properties as signals tell them has
-    /// the new ones then.
-    async fn change(
+    /// Makes the change that `wanted` finds possible, if the caller may: nobody is asked for a password for what can't
+    /// be done. It is told of before the reply: whoever keeps properties as signals tell them has the new ones then.
+    async fn change<F>(
         &self,
         connection: &Connection,
-        change: impl Future<Output = Result<(), service::Error>>,
-    ) -> Result<(), Error> {
-        let result = change.await;
-        self.told.tell(&self.calls.service, connection, true).await;
-        result.map_err(Error::from)
+        header: &Header<'_>,
+        action: (&str, &str),
+        wanted: impl FnOnce(Service) -> Result<F, Error>,
+    ) -> Result<(), Refusal>
+    where
+        F: Future<Output = Result<(), service::Error>>,
+    {
+        let work = async move |calls: Calls, caller| {
+            let change = wanted(calls.service.clone())?;
+            authorize(&calls.budget, header, &caller, action).await?;
+            let result = change.await;
+            self.told.tell(&calls.service, connection, true).await;
+            result.map_err(Error::from)
+        };
+        self.calls.run(connection, header, work).await
     }
 }
 
@@ -57,14 +68,12 @@ impl Manager {
         #[zbus(connection)] connection: &Connection,
         #[zbus(header)] header: Header<'_>,
     ) -> Result<(), Refusal> {
-        let header = &header;
-        let work = async move |calls: Calls, caller| {
+        let action = (CONFIGURE, "change the vector level");
+        let wanted = |service: Service| {
             let level = parse_level(&level)?;
-            let action = (CONFIGURE, "change the vector level");
-            authorize(&calls.budget, header, &caller, action).await?;
-            self.change(connection, calls.service.set_level(level)).await
+            Ok(async move { service.set_level(level).await })
         };
-        self.calls.run(connection, header, work).await
+        self.change(connection, &header, action, wanted).await
     }
 
     async fn set_execution_provider(
@@ -73,34 +82,23 @@ impl Manager {
         #[zbus(connection)] connection: &Connection,
         #[zbus(header)] header: Header<'_>,
     ) -> Result<(), Refusal> {
-        let header = &header;
-        let work = async move |calls: Calls, caller| {
-            check(&calls, "execution_provider", &provider)?;
-            let action = (CONFIGURE, "change the execution provider");
-            authorize(&calls.budget, header, &caller, action).await?;
-            let change = calls.service.change("execution_provider", provider);
-            self.change(connection, change).await
-        };
-        self.calls.run(connection, header, work).await
+        let action = (CONFIGURE, "change the execution provider");
+        let wanted = |service| set(service, "execution_provider", provider);
+        self.change(connection, &header, action, wanted).await
     }
 
     async fn set_devices(
         &self,
-        devices: Vec<String>,
+        devices: Words,
         #[zbus(connection)] connection: &Connection,
         #[zbus(header)] header: Header<'_>,
     ) -> Result<(), Refusal> {
-        let header = &header;
-        let work = async move |calls: Calls, caller| {
-            let bytes = devices.iter().map(|device| device.len() + ",".len()).sum();
-            fits("gpu_device", bytes)?;
-            let devices = devices.join(",");
-            check(&calls, "gpu_device", &devices)?;
-            let action = (CONFIGURE, "change the devices");
-            authorize(&calls.budget, header, &caller, action).await?;
-            self.change(connection, calls.service.change("gpu_device", devices)).await
+        let action = (CONFIGURE, "change the devices");
+        let wanted = |service| {
+            fits("gpu_device", devices.bytes)?;
+            set(service, "gpu_device", devices.kept.join(","))
         };
-        self.calls.run(connection, header, work).await
+        self.change(connection, &header, action, wanted).await
     }
 
     async fn reload(
@@ -108,13 +106,9 @@ impl Manager {
         #[zbus(connection)] connection: &Connection,
         #[zbus(header)] header: Header<'_>,
     ) -> Result<(), Refusal> {
-        let header = &header;
-        let work = async move |calls: Calls, caller| {
-            let action = (CONFIGURE, "reload the settings");
-            authorize(&calls.budget, header, &caller, action).await?;
-            self.change(connection, calls.service.reload()).await
-        };
-        self.calls.run(connection, header, work).await
+        let action = (CONFIGURE, "reload the settings");
+        let wanted = |service: Service| Ok(async move { service.reload().await });
+        self.change(connection, &header, action, wanted).await
     }
 
     async fn warm_up(
@@ -122,13 +116,9 @@ impl Manager {
         #[zbus(connection)] connection: &Connection,
         #[zbus(header)] header: Header<'_>,
     ) -> Result<(), Refusal> {
-        let header = &header;
-        let work = async move |calls: Calls, caller| {
-            let action = (MANAGE_MEMORY, "load the model");
-            authorize(&calls.budget, header, &caller, action).await?;
-            self.change(connection, calls.service.warm_up()).await
-        };
-        self.calls.run(connection, header, work).await
+        let action = (MANAGE_MEMORY, "load the model");
+        let wanted = |service: Service| Ok(async move { service.warm_up().await });
+        self.change(connection, &header, action, wanted).await
     }
 
     async fn unload(
@@ -136,13 +126,9 @@ impl Manager {
         #[zbus(connection)] connection: &Connection,
         #[zbus(header)] header: Header<'_>,
     ) -> Result<(), Refusal> {
-        let header = &header;
-        let work = async move |calls: Calls, caller| {
-            let action = (MANAGE_MEMORY, "unload the model");
-            authorize(&calls.budget, header, &caller, action).await?;
-            self.change(connection, calls.service.unload()).await
-        };
-        self.calls.run(connection, header, work).await
+        let action = (MANAGE_MEMORY, "unload the model");
+        let wanted = |service: Service| Ok(async move { service.unload().await });
+        self.change(connection, &header, action, wanted).await
     }
 
     #[zbus(out_args("bytes"))]
@@ -245,11 +231,15 @@ impl Manager {
     ) -> zbus::Result<()>;
 }
 
-/// Nobody is asked for a password for what can't be done.
-fn check(calls: &Calls, key: &str, value: &str) -> Result<(), Error> {
+/// A change of one setting, which anybody may have looked at.
+fn set(
+    service: Service,
+    key: &'static str,
+    value: String,
+) -> Result<impl Future<Output = Result<(), service::Error>>, Error> {
     fits(key, value.len())?;
-    let changed = calls.service.now().loaded.with(key, value);
-    changed.map(drop).map_err(|error| service::Error::from(error).into())
+    service.now().loaded.with(key, &value).map_err(service::Error::from)?;
+    Ok(async move { service.change(key, value).await })
 }
 
 /// What anybody may have looked at, which takes many times as much memory.

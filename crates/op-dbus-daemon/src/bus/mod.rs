@@ -35,12 +35,9 @@ use zbus::connection::Builder;
 
 use crate::devices::Reader;
 use crate::service::Service;
-use caller::Callers;
 use calls::Calls;
 use changes::Told;
-use direct::Direct;
 use embedder::Embedder;
-use jobs::Jobs;
 use manager::Manager;
 pub use socket::builder;
 
@@ -51,19 +48,15 @@ const VERSION: &str = env!("CARGO_PKG_VERSION");
 pub struct Objects {
     calls: Calls,
     devices: Arc<Reader>,
-    callers: Arc<Callers>,
-    direct: Arc<Direct>,
-    jobs: Arc<Jobs>,
     told: Arc<Told>,
 }
 
 impl Objects {
     /// The objects of `service`, on no connection yet; `devices` reads those of the machine.
     pub fn new(service: Service, devices: Arc<Reader>) -> Self {
-        let (callers, direct, jobs): (Arc<Callers>, Arc<Direct>, Arc<Jobs>) = Default::default();
-        let told = Arc::new(Told::new(&service));
-        let calls = Calls::new(service, callers.clone(), direct.clone(), jobs.clone());
-        Self { calls, devices, callers, direct, jobs, told }
+        let told = Arc::default();
+        let calls = Calls::new(service, Arc::default());
+        Self { calls, devices, told }
     }
 
     /// Puts the objects on the connection that `builder` makes, which then listens for calls before
@@ -92,7 +85,13 @@ impl Objects {
         &self,
         connection: &Connection,
     ) -> zbus::Result<impl Future<Output = ()> + Send + 'static + use<>> {
-        self.callers.watch(connection).await
+        self.calls.callers.watch(connection).await
+    }
+
+    /// Tells the bus of all properties, once the name is ours: whoever has kept those of a service before us is not
+    /// told of the change of the name by what keeps them.
+    pub async fn introduce(&self, connection: &Connection) {
+        self.told.tell(&self.calls.service, connection, true).await;
     }
 
     /// Tells the bus of every change of the properties, and of a provider that runs in place of
@@ -111,13 +110,17 @@ impl Objects {
         connection: &Connection,
         lets_in: impl Fn() -> F,
     ) {
-        self.calls.pulse.lost(connection, self.callers.missed(), lets_in).await;
+        self.calls.pulse.lost(connection, self.calls.callers.missed(), lets_in).await;
     }
 
     /// Ends the jobs, and the direct connections, each once the calls under way on it have their
     /// replies.
     pub async fn end(&self) {
-        self.jobs.end().await;
-        self.direct.end().await;
+        if let Some(jobs) = &self.calls.jobs {
+            jobs.end().await;
+        }
+        if let Some(direct) = &self.calls.direct {
+            direct.end().await;
+        }
     }
 }

@@ -137,10 +137,9 @@ impl Service {
             }
             false => self.fleet(loaded.clone()),
         };
-        let choice = wanted(&loaded.settings);
+        let (choice, cache_bytes) = (wanted(&loaded.settings), loaded.settings.cache_bytes);
         self.log_as(&loaded);
         let adopt = |next: &mut Now| {
-            self.0.engines.cache.resize(loaded.settings.cache_bytes);
             next.loaded = loaded;
             next.fleet = fleet.clone();
         };
@@ -148,12 +147,14 @@ impl Service {
             Ok(served) => {
                 self.moved(served, adopt);
                 fleet.retain(choice.as_ref());
+                self.resize_cache(cache_bytes).await;
                 Ok(())
             }
             // Nothing serves that could go on, so the new settings count even so.
             Err(Error::Load(error)) if now.served().is_none() => {
                 self.replace(adopt);
                 self.fail(error.clone());
+                self.resize_cache(cache_bytes).await;
                 Err(Error::Load(error))
             }
             Err(error) => {

@@ -2,11 +2,11 @@
 //! what was learned since, and measured anew once anything that it depends on is another.
 
 use std::fmt::Write as _;
-use std::fs;
 use std::io::{self, Write as _};
 use std::path::PathBuf;
 
 use op_dbus_engine::{BatchCost, Engine};
+use op_dbus_graph::kept::Kind;
 use serde::{Deserialize, Serialize};
 
 use super::compiled;
@@ -23,6 +23,9 @@ const SIZES_MAX: usize = 64;
 
 /// A batch that takes longer than this, in microseconds, is not waited for.
 const US_MAX: u64 = 600_000_000;
+
+/// Costs in the cache.
+const COSTS: Kind = Kind { finished: "json", unfinished: ".costing-" };
 
 /// The file.
 #[derive(Serialize, Deserialize)]
@@ -44,7 +47,7 @@ impl Place {
     /// The place for these workers on this machine, of which `devices` are known.
     pub fn of(blueprint: &Blueprint, settings: &Settings, devices: &[Device]) -> Self {
         let key = key(blueprint, settings, devices);
-        let name = format!("{}.json", compiled::name(blueprint, &key));
+        let name = format!("{}.{}", compiled::name(blueprint, &key), COSTS.finished);
         Self { path: settings.cache_dir.join("costs").join(name), key }
     }
 
@@ -75,12 +78,8 @@ impl Place {
         }
         let record = Record { version: VERSION, key: self.key.clone(), costs };
         let write = || -> io::Result<()> {
-            let folder = self.path.parent().unwrap_or(&self.path);
-            fs::create_dir_all(folder)?;
-            let mut file = tempfile::NamedTempFile::new_in(folder)?;
-            file.write_all(&serde_json::to_vec(&record)?)?;
-            file.persist(&self.path)?;
-            Ok(())
+            let json = serde_json::to_vec(&record)?;
+            COSTS.make(&self.path, |file| file.write_all(&json))
         };
         if let Err(error) = write() {
             let place = self.path.display();
@@ -153,12 +152,14 @@ fn cpu() -> String {
     #[cfg(not(target_arch = "x86_64"))]
     {
         let id = "/sys/devices/system/cpu/cpu0/regs/identification/midr_el1";
-        fs::read_to_string(id).unwrap_or_default().trim().to_owned()
+        std::fs::read_to_string(id).unwrap_or_default().trim().to_owned()
     }
 }
 
 #[cfg(test)]
 pub(super) mod tests {
+    use std::fs;
+
     use op_dbus_engine::worker::RegionShape;
 
     use super::super::provider::Host;
@@ -244,7 +245,10 @@ pub(super) mod tests {
             place.save(wrong);
             assert_eq!(place.read(), []);
         }
+        let left = place.path.with_file_name(".costing-left");
+        fs::write(&left, "{").unwrap();
         place.save(costs);
+        assert!(!left.exists(), "what a killed one has left");
         let whole = fs::read(&place.path).unwrap();
         for damaged in [&whole[..whole.len() / 2], b"", b"{}", b"\xff"] {
             fs::write(&place.path, damaged).unwrap();

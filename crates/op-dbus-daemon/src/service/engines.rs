@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use futures_util::future::join_all;
 use op_dbus_api::ErrorName;
 use op_dbus_engine::{Cache, EngineConfig, Ledger, MemoryUse, Presence, Snapshot, Stats};
+use tokio::runtime::Handle;
 use tokio::sync::watch;
 
 use super::Service;
@@ -21,6 +22,8 @@ pub(super) struct Engines {
     stats: Arc<Stats>,
     /// What their users have in flight, whichever engine it is in.
     pub(super) ledger: Arc<Ledger>,
+    /// Where what outlives its caller goes on: a direct connection's own runtime ends with it.
+    pub(super) runtime: Handle,
     there: watch::Sender<There>,
     /// Calls that were refused or failed, by kind.
     failures: Mutex<BTreeMap<String, u64>>,
@@ -52,10 +55,11 @@ impl Drop for Taking<'_> {
 }
 
 impl Engines {
-    /// None yet.
+    /// None yet. Has to be called within the Tokio runtime of the service.
     pub(super) fn new(cache_bytes: u64) -> Self {
         let (stats, ledger, there, failures) = Default::default();
-        Self { cache: Arc::new(Cache::new(cache_bytes)), stats, ledger, there, failures }
+        let (cache, runtime) = (Arc::new(Cache::new(cache_bytes)), Handle::current());
+        Self { cache, stats, ledger, runtime, there, failures }
     }
 
     /// What the next engine is made with.

@@ -63,7 +63,7 @@ impl Service {
             next.provider
         );
         let service = self.clone();
-        tokio::spawn(async move {
+        self.0.engines.runtime.spawn(async move {
             suspect.engine.acquit();
             if suspect.engine.load().await.is_ok() && !suspect.engine.is_failing() {
                 service.take(suspect, &next).await;

@@ -81,8 +81,7 @@ impl Service {
         let now = self.now();
         let idle = now.fleet.take_idle(wanted(now.settings()).as_ref(), Duration::ZERO);
         // Their tokenizers are memory of this process.
-        drop((gone, idle));
-        memory::trim();
+        give_back((gone, idle)).await;
         Ok(())
     }
 
@@ -115,8 +114,7 @@ impl Service {
         }));
         let of_workers: u64 = of_workers.await.into_iter().sum();
         // Their tokenizers are memory of this process, which is trimmed and measured below.
-        drop((engines, spare));
-        memory::trim();
+        give_back((engines, spare)).await;
         let own = before.saturating_sub(memory::resident());
         let bytes = of_workers + own;
         let mut given = self.given();
@@ -162,7 +160,16 @@ impl Service {
 
     /// Unloads what nobody has called for as long as the settings say, and tells when to look again;
     /// `None` where models stay.
-    pub fn unload_idle(&self) -> Option<Duration> {
+    pub async fn unload_idle(&self) -> Option<Duration> {
+        let service = self.clone();
+        // With an engine the vectors go that were kept of it, one by one.
+        match blocking("memory", move || service.unload_idle_now()).await {
+            Ok(next) => next,
+            Err(_) => self.unload_idle_now(),
+        }
+    }
+
+    fn unload_idle_now(&self) -> Option<Duration> {
         let now = self.now();
         let limit = idle_limit(now.settings())?;
         for served in now.fleet.take_idle(wanted(now.settings()).as_ref(), limit) {
@@ -179,6 +186,14 @@ impl Service {
             if idle < limit { limit - idle } else { limit }
         });
         Some(left.min().unwrap_or(limit))
+    }
+
+    /// Has the cache have so much room from now on. What does not fit any more may be a million vectors.
+    pub(super) async fn resize_cache(&self, bytes_max: u64) {
+        let cache = self.0.engines.cache.clone();
+        if blocking("memory", move || cache.resize(bytes_max)).await.is_err() {
+            self.0.engines.cache.resize(bytes_max);
+        }
     }
 
     /// Lets all devices beside the CPU go; calls that need them wait until [`wake`](Self::wake).
@@ -247,6 +262,17 @@ impl Service {
             self.replace(|_| {});
         }
     }
+}
+
+/// Lets go of engines, and then of all memory that this process has no use for: on a thread of its own, as either
+/// may take a while.
+async fn give_back(engines: impl Send + 'static) {
+    let work = move || {
+        drop(engines);
+        memory::trim();
+    };
+    // What kept it from being done was said.
+    let _ = blocking("memory", work).await;
 }
 
 /// How long a model stays without a call.

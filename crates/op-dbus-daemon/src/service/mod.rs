@@ -89,7 +89,7 @@ pub struct Means {
 
 impl Service {
     /// A service under these settings; nothing is loaded before [`Service::start`]. A change of the
-    /// log filter goes to `telemetry`.
+    /// log filter goes to `telemetry`. Has to be called within the Tokio runtime that the service lives on.
     pub fn new(loaded: Loaded, means: Means, telemetry: Option<Telemetry>) -> Self {
         let loaded = Arc::new(loaded);
         let engines = Arc::new(Engines::new(loaded.settings.cache_bytes));
@@ -204,11 +204,12 @@ impl Service {
         self.enter(Phase::Draining(before.served().cloned()));
         let engines = self.engines();
         join_all(engines.iter().map(|served| served.engine.drain(deadline))).await;
-        before.fleet.close().await;
+        // Before the disk is waited for, with which no caller has to do.
         self.0.ended.cancel();
+        before.fleet.close().await;
     }
 
-    /// Returns once [`Service::drain`] is done. What has no answer then, as it waits for a model or for a
+    /// Returns once [`Service::drain`] has had the engines end. What has no answer then, as it waits for a model or for a
     /// slow source, will have none.
     pub async fn ended(&self) {
         self.0.ended.cancelled().await;

@@ -116,11 +116,9 @@ pub fn host(provider: Provider, loaded: &Loaded, own_graph: Option<&str>) -> Res
              pull --provider {provider}{here}`, or name one in [providers.{provider}]"
         ));
     }
-    if provider == Provider::OpenVino
-        && library.is_some()
-        && let Some(key) = own.checked.keys().next()
+    if library.is_some()
+        && let Some(key) = own.checked.keys().find(|key| manifest::plugin_ignores(&name, key))
     {
-        // It would say so in a log and compute as ever, in another precision than the one that is named.
         return Err(format!(
             "openvino's plugin library ignores {key} in [providers.openvino]; write it in OpenVINO's \
              words as options.load_config there (gpu_device chooses the device)"
@@ -327,8 +325,9 @@ pub(super) fn may_do_better(served: &Served, loaded: &Loaded) -> bool {
 /// Why none of the candidates serves.
 pub(super) fn none_left(settings: &Settings, refusals: &[String]) -> String {
     let reasons = refusals.join("; ");
-    let strict = settings.execution_provider != Provider::Cpu && settings.fallback.is_empty();
-    match strict {
+    // `auto` ends with the CPU, and heeds no fallback.
+    let named = !matches!(settings.execution_provider, Provider::Auto | Provider::Cpu);
+    match named && settings.fallback.is_empty() {
         true => format!(
             "{reasons}; and fallback is none: set execution_provider or fallback to cpu to do \
              without"

@@ -174,6 +174,27 @@ async fn a_model_that_nobody_waited_for_is_there_all_the_same() {
     }
 }
 
+/// As that of a direct connection does, with the last one of its user.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_load_goes_on_when_the_runtime_ends_of_who_asked_for_it() {
+    let (_root, backends, service) = started(&[]).await;
+    let held = Held::new(&backends.held);
+    let caller = service.clone();
+    let asks = move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let asked = async { caller.serving(Some(Level::High), None).now_or_never().is_none() };
+        runtime.block_on(asked)
+    };
+    assert!(std::thread::spawn(asks).join().unwrap(), "it was loaded at once");
+    drop(held);
+    let found = async {
+        while service.now().fleet.served().len() < 2 {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), found).await.expect("nobody saw its end");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_engine_that_the_traffic_has_left_counts_until_its_last_call_has_ended() {
     let (_root, _, service) = started(&[]).await;
@@ -315,4 +336,6 @@ fn providers_are_chosen_and_reasons_told() {
     assert!(own.contains("OP_DBUS_CPU_ENGINE=ort"), "{own}");
     let strict = none_left(&with("cuda", "none").settings, &["cuda is not there".to_owned()]);
     assert!(strict.contains("fallback is none"), "{strict}");
+    let all = none_left(&with("auto", "none").settings, &["cpu does not work".to_owned()]);
+    assert_eq!(all, "cpu does not work");
 }

@@ -8,9 +8,10 @@ mod stream;
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use op_dbus_api::{Error, Info};
+use op_dbus_api::{Error, ErrorName, Info};
+use op_dbus_engine::Error as EngineError;
 use tokio::time::timeout;
 
 use super::caller::Caller;
@@ -18,7 +19,7 @@ use super::calls::Calls;
 use super::options::Wanted;
 use super::reply::{Embedded, wire};
 use super::unread::Reply;
-use crate::service::Request;
+use crate::service::{Error as ServiceError, Request, until};
 use result::ResultFile;
 
 pub use budget::{Budget, Place, Work};
@@ -35,6 +36,25 @@ const ON_LINE_BYTES: usize = 256 << 10;
 
 /// Sealed memfd, rows, dimensions, information.
 pub type Bulk = (zbus::OwnedFd, u32, u32, Info);
+
+/// As [`while_wanted`] of work that embeds nothing: whose deadline comes before is told `what` it has passed before.
+///
+/// # Errors
+/// Those of the work; `Cancelled`, `DeadlineExceeded`.
+pub async fn in_time<T>(
+    caller: &Caller,
+    deadline: Option<Instant>,
+    what: &str,
+    work: impl Future<Output = Result<T, Error>>,
+) -> Result<T, Error> {
+    match until(&caller.cancel, deadline, work).await {
+        Err(EngineError::DeadlineExceeded) => {
+            let message = format!("the deadline passed before {what}");
+            Err(Error::new(ErrorName::DeadlineExceeded, message))
+        }
+        end => end.map_err(ServiceError::Engine)?,
+    }
+}
 
 impl Calls {
     /// Embeds the texts of a message into a sealed memfd.
@@ -110,7 +130,9 @@ impl Calls {
             let opened = timeout(silence_max, Source::open(fd, place)).await;
             opened.unwrap_or_else(|_| Err(silent(silence_max)))
         };
-        while_wanted(caller, wanted.options.deadline, opened).await
+        let what =
+            "it was known what the source is; allow more time, or send from another file system";
+        in_time(caller, wanted.options.deadline, what, opened).await
     }
 
     /// How long a source whose call begins now may be silent while it is wanted.

@@ -210,7 +210,11 @@ impl ReadHalf for Incoming {
         if self.ahead.is_empty() {
             let (length, descriptors) = self.receive(buffer).await?;
             if !authenticates {
-                return Ok((length, descriptors));
+                // Room was taken for those that came with the start of the message.
+                return match descriptors.is_empty() {
+                    true => Ok((length, descriptors)),
+                    false => Err(invalid("a file descriptor comes late in its message".to_owned())),
+                };
             }
             self.ahead.extend_from_slice(&buffer[..length]);
             self.descriptors.extend(descriptors);

@@ -111,11 +111,15 @@ impl Job {
         let _ = self.phase.subscribe().wait_for(|phase| matches!(phase, Phase::Over(_))).await;
     }
 
-    /// The result, once it is there and there is `room` for it in the bus, for whoever asks first.
+    /// The result, once it is there and there is `room` for it in the bus, or the error of the work, for whoever asks
+    /// first.
     ///
     /// # Errors
-    /// `NoSpace` when it can't be sent now; those of the work; why the job is not there any more.
-    async fn fetch(&self, room: impl Future<Output = Result<(), Error>>) -> Result<Bulk, Error> {
+    /// `NoSpace` when it can't be sent now; why the job is not there any more.
+    async fn fetch(
+        &self,
+        room: impl Future<Output = Result<(), Error>>,
+    ) -> Result<Result<Bulk, Error>, Error> {
         let mut phase = self.phase.subscribe();
         let ended = phase.wait_for(|phase| !matches!(phase, Phase::Running)).await;
         if ended.is_ok_and(|phase| matches!(*phase, Phase::Done(_))) {
@@ -127,8 +131,9 @@ impl Job {
             drop(made.bulk.0.as_fd().try_clone_to_owned().map_err(|error| unsendable(&error))?);
         }
         match self.leave(gone()) {
-            Phase::Done(made) => Ok(made.bulk),
-            Phase::Failed(error) | Phase::Over(error) => Err(error),
+            Phase::Done(made) => Ok(Ok(made.bulk)),
+            Phase::Failed(error) => Ok(Err(error)),
+            Phase::Over(error) => Err(error),
             Phase::Running => Err(gone()),
         }
     }
@@ -207,7 +212,10 @@ impl Handle {
                 result = job.fetch(room) => result,
             }
         };
-        self.calls.run(connection, &header, work).await
+        let end = self.calls.run(connection, &header, work).await?;
+        // What the work has ended with was counted then.
+        let bytes = u64::from(header.primary().body_len());
+        end.map_err(|error| self.calls.pulse.refuse(error, bytes))
     }
 
     #[zbus(property)]
@@ -216,6 +224,7 @@ impl Handle {
             Phase::Running => "running",
             Phase::Done(_) => "done",
             Phase::Failed(_) => "failed",
+            // Told to nobody.
             Phase::Over(_) => "over",
         };
         state.to_owned()

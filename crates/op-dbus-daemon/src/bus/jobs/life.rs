@@ -8,18 +8,20 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use op_dbus_api::{Error, ErrorName, JOB_INTERFACE, JOB_RESULT_KEPT_S};
 use tokio::time::{MissedTickBehavior, interval, sleep};
-use tracing::{debug, error};
+use tracing::debug;
+use zbus::OwnedVariant;
 use zbus::object_server::Interface;
 
 use super::super::bulk::{Made, Place, Source, Stream};
 use super::super::caller::Caller;
-use super::super::calls::Calls;
+use super::super::calls::{Calls, fault};
 use super::super::options::Wanted;
 use super::job::{Handle, gone};
 use super::seen::{Introspectable, Properties};
+use super::tree::Values;
 use super::{Listed, tree};
 
-/// How often the owner is told how far a job is.
+/// How often the owner is told how far a job is, if it has got any further.
 const PROGRESS_EVERY: Duration = Duration::from_secs(1);
 
 /// One job with all that it holds.
@@ -41,11 +43,11 @@ impl Life {
         Handle::new(self.listed.job.clone(), self.calls.clone())
     }
 
-    /// Puts the object on the bus and tells its owner.
+    /// Puts the object on the bus and tells its owner; returns what its properties were told as.
     ///
     /// # Errors
     /// When there is one at its path already, or the owner can't be told.
-    pub async fn appear(&self) -> zbus::Result<()> {
+    pub async fn appear(&self) -> zbus::Result<Values> {
         let (handle, connection) = (self.handle(), &self.caller.connection);
         let (server, path) = (connection.object_server(), &*self.listed.job.path);
         // Nobody knows the path yet who could ask the interfaces that are replaced here.
@@ -58,19 +60,21 @@ impl Life {
     }
 
     /// Does the work, keeps the result until it is fetched, the owner leaves or time is up, and takes
-    /// the object off the bus.
-    pub async fn live(self, source: Source, wanted: Wanted) {
+    /// the object off the bus. Of the properties the owner knows what was `told`.
+    pub async fn live(self, source: Source, wanted: Wanted, mut told: Values) {
         let job = self.listed.job.clone();
         tokio::select! {
             biased;
             () = job.over() => {}
             () = self.caller.cancel.cancelled() => {}
-            result = self.work(source, wanted) => {
+            result = self.work(source, wanted, &mut told) => {
                 let error = result.as_ref().err().map(Error::name);
                 debug!(uid = self.caller.uid, error = error.map(ErrorName::as_str), "a job has ended");
-                error.into_iter().for_each(|error| self.calls.service.call_failed(error));
+                if let Err(error) = &result {
+                    self.calls.failed(self.caller.uid, error);
+                }
                 job.ended(result);
-                self.tell().await;
+                self.tell(&mut told).await;
                 tokio::select! {
                     () = job.over() => {}
                     () = self.caller.cancel.cancelled() => {}
@@ -88,7 +92,7 @@ impl Life {
     }
 
     /// Embeds everything, and tells how far that is.
-    async fn work(&self, source: Source, wanted: Wanted) -> Result<Made, Error> {
+    async fn work(&self, source: Source, wanted: Wanted, told: &mut Values) -> Result<Made, Error> {
         let mut ticks = interval(PROGRESS_EVERY);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         // The first is at once.
@@ -97,8 +101,8 @@ impl Life {
         loop {
             tokio::select! {
                 biased;
-                result = &mut work => return result.unwrap_or_else(|_panic| Err(fault())),
-                _ = ticks.tick() => self.tell().await,
+                result = &mut work => return result.unwrap_or_else(|_panic| Err(fault("the job"))),
+                _ = ticks.tick() => self.tell(told).await,
             }
         }
     }
@@ -111,25 +115,44 @@ impl Life {
         stream.run(source, self.calls.silence_max()).await
     }
 
-    /// Tells the owner, and nobody else, what the properties are.
-    async fn tell(&self) {
+    /// Tells the owner, and nobody else, which properties are not as they were `told`. What an owner that does not read
+    /// leaves of that in the bus is counted nowhere.
+    async fn tell(&self, told: &mut Values) {
         let (job, connection) = (&self.listed.job, &self.caller.connection);
-        let told = async {
-            let emitter = tree::to_owner(job, connection, &job.path)?;
-            let properties = tree::properties(&self.handle(), connection).await?;
-            let changed: HashMap<&str, _> =
-                properties.iter().map(|(name, value)| (name.as_str(), value)).collect();
-            Properties::properties_changed(&emitter, JOB_INTERFACE, changed, &[]).await
+        let tells = async {
+            let now = tree::properties(&self.handle(), connection).await?;
+            let changed = changed(told, &now);
+            // It may be over by now, which is no state.
+            if !changed.is_empty() && job.is_of(self.caller.uid) {
+                let emitter = tree::to_owner(job, connection, &job.path)?;
+                Properties::properties_changed(&emitter, JOB_INTERFACE, changed, &[]).await?;
+                *told = now;
+            }
+            zbus::Result::Ok(())
         };
-        if let Err(error) = told.await {
+        if let Err(error) = tells.await {
             debug!(%error, "the progress of a job could not be told");
         }
     }
 }
 
-/// The panic's own message may quote what it worked on, so it is not passed on.
-fn fault() -> Error {
-    error!("a job ended without a result");
-    let message = "an internal fault ended the job; the service's log has more";
-    Error::new(ErrorName::Failed, message)
+/// What of `now` is not as it was told.
+fn changed<'a>(told: &Values, now: &'a Values) -> HashMap<&'a str, &'a OwnedVariant> {
+    let is_new = |(name, value): &(&String, &OwnedVariant)| told.get(*name) != Some(*value);
+    now.iter().filter(is_new).map(|(name, value)| (name.as_str(), value)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_told_is_not_told_again() {
+        let values = |rows: u64| {
+            let all = [("Rows", rows), ("BytesTotal", 7)];
+            Values::from(all.map(|(name, value)| (name.to_owned(), value.into())))
+        };
+        assert_eq!(changed(&values(1), &values(2)), HashMap::from([("Rows", &2_u64.into())]));
+        assert!(changed(&values(1), &values(1)).is_empty());
+    }
 }

@@ -105,13 +105,13 @@ impl Calls {
         let listed = Listed::new(jobs.clone(), job);
         let path = listed.job.path.clone();
         let life = Life::new(listed, self, caller, place);
-        life.appear().await.map_err(|error| {
+        let told = life.appear().await.map_err(|error| {
             Error::new(ErrorName::Failed, format!("a job could not be shown on the bus ({error})"))
         })?;
         let mut lives = jobs.lives();
         // Those that have ended are let go.
         while lives.try_join_next().is_some() {}
-        lives.spawn(life.live(source, wanted));
+        lives.spawn(life.live(source, wanted, told));
         Ok(path)
     }
 }

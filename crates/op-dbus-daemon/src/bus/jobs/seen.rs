@@ -37,7 +37,9 @@ impl Properties {
             let message = format!("Unknown interface '{interface}'");
             return Err(fdo::Error::UnknownInterface(message));
         }
-        properties(handle, connection).await
+        let all = properties(handle, connection).await?;
+        // It may be over by now, which is no state.
+        self.0.seen(connection, header).await.map(|_| all)
     }
 }
 

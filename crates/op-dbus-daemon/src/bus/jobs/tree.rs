@@ -13,8 +13,11 @@ use super::super::embedder::Embedder;
 use super::super::manager::Manager;
 use super::job::{Handle, Job};
 
+/// The properties of a job, by name.
+pub type Values = HashMap<String, OwnedVariant>;
+
 /// Properties of an object, by interface.
-type Object = HashMap<&'static str, HashMap<String, OwnedVariant>>;
+type Object = HashMap<&'static str, Values>;
 
 /// Every object has it, and answers everybody.
 const PEER: &str = r#"  <interface name="org.freedesktop.DBus.Peer">
@@ -137,7 +140,11 @@ impl ObjectManager {
         let mut objects = HashMap::new();
         for job in self.calls.jobs.as_ref().map(|jobs| jobs.of(uid)).unwrap_or_default() {
             let handle = Handle::new(job.clone(), self.calls.clone());
-            objects.insert(job.path.clone(), object(&handle, connection).await?);
+            let object = object(properties(&handle, connection).await?);
+            // It may be over by now, which is no state.
+            if job.is_of(uid) {
+                objects.insert(job.path.clone(), object);
+            }
         }
         Ok(objects)
     }
@@ -157,25 +164,23 @@ impl ObjectManager {
     ) -> zbus::Result<()>;
 }
 
-async fn object(handle: &Handle, connection: &Connection) -> fdo::Result<Object> {
-    let properties = properties(handle, connection).await?;
-    Ok(HashMap::from([(JOB_INTERFACE, properties)]))
+fn object(properties: Values) -> Object {
+    HashMap::from([(JOB_INTERFACE, properties)])
 }
 
 /// The properties of a job.
-pub async fn properties(
-    handle: &Handle,
-    connection: &Connection,
-) -> fdo::Result<HashMap<String, OwnedVariant>> {
+pub async fn properties(handle: &Handle, connection: &Connection) -> fdo::Result<Values> {
     let emitter = SignalEmitter::new(connection, &*handle.job.path)?;
     handle.get_all(connection.object_server(), connection, None, &emitter).await
 }
 
-/// Tells the owner of a job, and nobody else, that it is there.
-pub async fn added(handle: &Handle, connection: &Connection) -> zbus::Result<()> {
+/// Tells the owner of a job, and nobody else, that it is there; returns what its properties were told as.
+pub async fn added(handle: &Handle, connection: &Connection) -> zbus::Result<Values> {
     let job = &handle.job;
-    let object = object(handle, connection).await.map_err(zbus::Error::from)?;
-    ObjectManager::interfaces_added(&to_owner(job, connection, JOBS_PATH)?, &job.path, object).await
+    let values = properties(handle, connection).await?;
+    let (emitter, object) = (to_owner(job, connection, JOBS_PATH)?, object(values.clone()));
+    ObjectManager::interfaces_added(&emitter, &job.path, object).await?;
+    Ok(values)
 }
 
 /// Tells the owner of a job, and nobody else, that it is gone.

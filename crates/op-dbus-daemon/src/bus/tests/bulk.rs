@@ -135,15 +135,16 @@ fn clogged() -> (std::os::fd::OwnedFd, TcpStream) {
 async fn a_descriptor_that_hangs_holds_up_its_own_call_alone() {
     let pair = ready(&[]).await;
     let callers = Arc::<Callers>::default();
-    let calls = Calls::new(pair.service.clone(), callers.clone(), Arc::default(), Arc::default());
+    let calls = Calls::new(pair.service.clone(), callers.clone());
     let call = Message::method_call(ROOT_PATH, "EmbedFromFd").sender(":1.7").build(&()).unwrap();
     let caller = callers.enter(&pair.client, &call.header()).await.unwrap();
 
     let (socket, _peer) = clogged();
     let mut wanted = Wanted::default();
     wanted.options.deadline = Some(Instant::now() + Duration::from_millis(50));
-    let late = calls.embed_from_fd(&caller, socket, wanted).await;
-    assert_eq!(late.unwrap_err().name(), ErrorName::DeadlineExceeded);
+    let late = calls.embed_from_fd(&caller, socket, wanted).await.unwrap_err();
+    assert_eq!(late.name(), ErrorName::DeadlineExceeded);
+    assert!(late.message().contains("what the source is"), "{late}");
 
     let (socket, _peer) = clogged();
     let call = calls.embed_from_fd(&caller, socket, Wanted::default());

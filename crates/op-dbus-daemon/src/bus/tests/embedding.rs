@@ -3,11 +3,12 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use futures_util::StreamExt;
 use op_dbus_api::{ErrorName, ROOT_PATH};
 use tracing::subscriber::DefaultGuard;
 use zbus::message::Message;
 
-use super::{ready, refusal};
+use super::{on_bus, ready, refusal};
 use crate::bus::caller::Callers;
 use crate::bus::calls::{Asked, Calls};
 use crate::bus::reply::Form;
@@ -99,7 +100,7 @@ async fn texts_of_one_user_that_are_cut_hide_none_of_another() {
     let (log, _guard) = logged();
     let pair = ready(&[]).await;
     let callers = Arc::<Callers>::default();
-    let calls = Calls::new(pair.service.clone(), callers.clone(), Arc::default(), Arc::default());
+    let calls = Calls::new(pair.service.clone(), callers.clone());
     let message = Message::method_call(ROOT_PATH, "Embed").build(&()).unwrap();
     for uid in [4711, 4712, 4711] {
         let mut caller = callers.enter(&pair.client, &message.header()).await.unwrap();
@@ -116,13 +117,32 @@ async fn texts_of_one_user_that_are_cut_hide_none_of_another() {
 #[tokio::test]
 async fn a_panic_is_answered() {
     let pair = ready(&[]).await;
-    let calls = Calls::new(pair.service.clone(), Arc::default(), Arc::default(), Arc::default());
+    let calls = Calls::new(pair.service.clone(), Arc::default());
     let message = Message::method_call(ROOT_PATH, "Embed").build(&()).unwrap();
     let broken = async |_: Calls, _| -> Result<(), _> { panic!("on purpose") };
     let refusal = calls.run(&pair.client, &message.header(), broken).await.unwrap_err();
     let error = &refusal.error;
     assert_eq!(error.name(), ErrorName::Failed);
     assert!(error.message().contains("Embed"), "{error}");
+}
+
+/// The bus does not tell whose it is.
+#[tokio::test]
+async fn a_call_of_nobody_is_counted_as_refused() {
+    let pair = ready(&[]).await;
+    let calls = Calls::new(pair.service.clone(), Arc::default());
+    let (server, bus, mut asked) = on_bus().await;
+    let refuses = async {
+        let question = asked.next().await.unwrap().unwrap();
+        let name = "org.freedesktop.DBus.Error.NameHasNoOwner";
+        bus.reply_error(&question.header(), name, &"nobody").await.unwrap();
+    };
+    let call = Message::method_call(ROOT_PATH, "Embed").sender(":1.7").build(&()).unwrap();
+    let header = call.header();
+    let work = async |_: Calls, _| -> Result<(), _> { Ok(()) };
+    let (refusal, ()) = tokio::join!(calls.run(&server, &header, work), refuses);
+    assert_eq!(refusal.unwrap_err().error.name(), ErrorName::AccessDenied);
+    assert_eq!(pair.service.failures().get("access-denied"), Some(&1));
 }
 
 #[tokio::test]
