@@ -1,27 +1,39 @@
 //! The daemon killed at each system call of a state write: the old state or the new, never neither. And an
-//! import: a whole model or none.
+//! import or a removal: a whole model or none.
 
-use std::collections::{BTreeMap, BTreeSet};
+pub mod cached;
+mod tracer;
+
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use nix::sys::signal::Signal;
+use op_dbus_api::ErrorName;
 use serde_json::Value;
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::Command;
 
-use crate::harness::command::{Finished, clean, finish, started_by};
+use crate::harness::command::{Finished, clean, finish};
 use crate::harness::daemon::{Daemon, Setup};
+use crate::harness::files::copy_folder;
 use crate::harness::needs::op_dbus;
 use crate::harness::process::Process;
-use crate::harness::registry::tests;
+use crate::harness::registry::{Test, tests};
 use crate::harness::{Outcome, fixture, within};
+use tracer::{FAULTS, KILL, points, traced};
+
+/// The tests of all modules.
+pub fn all() -> Vec<Test> {
+    [tests(), cached::tests()].into_iter().flatten().collect()
+}
 
 tests! {
     the_state_survives_a_kill_at_every_system_call: [Bus, Strace],
     the_state_survives_an_error_at_every_system_call: [Bus, Strace],
     an_import_survives_an_error_at_every_system_call: [Strace],
     an_import_survives_a_kill_at_every_system_call: [Strace],
+    a_removal_survives_a_fault_at_every_system_call: [Strace],
 }
 
 /// What a write consists of; each name is killed at its first call, its second, and so on.
@@ -103,10 +115,15 @@ async fn the_state_survives_an_error_at_every_system_call() -> Outcome {
                         let refusal = op_dbus_api::Error::from_reply(&refusal);
                         let refusal =
                             refusal.ok_or_else(|| format!("{what}: not in the contract"))?;
-                        // What is refused is not found by the next start either.
+                        // What is refused is not in force, nor found by the next start.
                         assert_eq!(kept, "medium", "{what}");
-                        assert!(!here || refusal.message().contains("state.json"), "{what}");
-                        points += usize::from(here);
+                        let level = daemon.client().embedder.vector_level().await?;
+                        assert_eq!(level, "medium", "{what}");
+                        if here {
+                            assert_eq!(refusal.name(), ErrorName::NoSpace, "{what}");
+                            assert!(refusal.message().contains("state.json"), "{what}");
+                            points += 1;
+                        }
                     }
                 }
                 let files: Vec<_> =
@@ -126,8 +143,8 @@ async fn the_state_survives_an_error_at_every_system_call() -> Outcome {
     daemon.stop().await
 }
 
-/// What an import into a store consists of.
-const IMPORT_CALLS: &str =
+/// What an import into a store consists of, and a removal from it.
+const STORE_CALLS: &str =
     "/^(openat|write|copy_file_range|fsync|f?chmod|f?chown|mkdir|rename|unlink|rmdir)";
 
 /// An import as `own` into a store that is empty and has been written to before.
@@ -152,6 +169,13 @@ impl Import {
         Ok(names.filter(|name| name != ".lock").collect())
     }
 
+    /// `op-dbus models` for this store.
+    fn models(&self, arguments: &[&str]) -> Command {
+        let mut models = clean(op_dbus());
+        models.arg("models").arg("--model-dir").arg(self.store()).args(arguments);
+        models
+    }
+
     /// The store is empty and the import traced, with what else the tracer is told; its log as well.
     async fn traced(&self, told: &[&str]) -> Outcome<(Finished, String)> {
         let store = self.store();
@@ -160,45 +184,28 @@ impl Import {
         }
         fs::create_dir(&store)?;
         fs::write(store.join(".lock"), "")?;
-        let mut import = clean(op_dbus());
-        import.arg("models").arg("--model-dir").arg(store).args(["import", "--name", "own"]);
-        let log = self.setup.path("strace");
-        let mut tracer = clean("strace");
-        tracer.args(["-f", "-qq", "-y", "-o"]).arg(&log).arg(format!("--trace={IMPORT_CALLS}"));
-        tracer.args(told);
-        let finished = finish(started_by(tracer, import.arg(&self.tiny)), "").await?;
-        Ok((finished, fs::read_to_string(log)?))
+        let mut import = self.models(&["import", "--name", "own"]);
+        traced(import.arg(&self.tiny), STORE_CALLS, told).await
+    }
+
+    /// The store is as `whole`, which has `own`, and the removal of that is traced.
+    async fn removed(&self, whole: &Path, told: &[&str]) -> Outcome<(Finished, String)> {
+        fs::remove_dir_all(self.store())?;
+        copy_folder(whole, &self.store())?;
+        traced(&self.models(&["remove", "own"]), STORE_CALLS, told).await
     }
 
     /// Whether `own` is whole.
     async fn verified(&self) -> Outcome<Finished> {
-        let mut verify = clean(op_dbus());
-        verify.arg("models").arg("--model-dir").arg(self.store()).args(["verify", "own"]);
-        finish(verify, "").await
+        finish(self.models(&["verify", "own"]), "").await
     }
 
-    /// Each call that has to do with the store: its name, and how many of that name its thread has made by then.
+    /// Each call that has to do with the store.
     async fn points(&self) -> Outcome<BTreeSet<(String, usize)>> {
         let (finished, log) = self.traced(&[]).await?;
         finished.success()?;
-        let store = self.store().display().to_string();
-        let mut made = BTreeMap::<_, usize>::new();
-        let mut points = BTreeSet::new();
-        for line in log.lines() {
-            let call = line.split_once('(').and_then(|(call, _)| call.split_once(' '));
-            let Some((thread, name)) = call else { continue };
-            let number = made.entry((thread, name.trim())).or_default();
-            *number += 1;
-            // Where root writes, the store is a descriptor.
-            if line.contains(&store) || line.contains("/fd/") {
-                points.insert((name.trim().to_owned(), *number));
-            }
-        }
-        let names: BTreeSet<_> = points.iter().map(|(name, _)| name.as_str()).collect();
-        for name in ["openat", "write", "fsync", "fchmod", "mkdir", "rename", "rmdir"] {
-            assert!(names.contains(name), "no {name} among {points:?}");
-        }
-        Ok(points)
+        let expected = ["openat", "write", "fsync", "fchmod", "mkdir", "rename", "rmdir"];
+        Ok(points(&log, &self.store(), &expected))
     }
 }
 
@@ -251,6 +258,45 @@ async fn an_import_survives_a_kill_at_every_system_call() -> Outcome {
         assert_eq!(left, expected, "left over, {what}");
     }
     println!("figure: an import killed at {} system calls", points.len());
+    Ok(())
+}
+
+async fn a_removal_survives_a_fault_at_every_system_call() -> Outcome {
+    let import = Import::new()?;
+    let (store, whole) = (import.store(), import.setup.path("whole"));
+    let around = store.parent().ok_or("a store in no folder")?.display().to_string();
+    import.traced(&[]).await?.0.success()?;
+    copy_folder(&store, &whole)?;
+    let (finished, log) = import.removed(&whole, &[]).await?;
+    finished.success()?;
+    let (mut faults, mut gone) = (0, 0);
+    for (name, number) in points(&log, &store, &["openat", "fsync", "mkdir", "rename", "unlink"]) {
+        for fault in FAULTS {
+            let inject = format!("--inject={name}:{fault}:when={number}");
+            let (finished, log) = import.removed(&whole, &[&inject]).await?;
+            let what = format!("{fault} at {name} {number}: {}", finished.stderr);
+            let left = import.installed()?.contains(&"own".to_owned());
+            match finished.code {
+                None => (),
+                Some(0) => assert!(!left, "{what}"),
+                code => assert!(code == Some(1) && finished.stderr.contains(&around), "{what}"),
+            }
+            assert_eq!(finished.code.is_none(), fault == KILL, "{what}");
+            assert!(fault == KILL || log.contains("(INJECTED)"), "{what}");
+            faults += 1;
+            let (next, expected) = if left {
+                import.verified().await?.success().map_err(|error| format!("{what}: {error}"))?;
+                (finish(import.models(&["remove", "own"]), "").await?, vec![])
+            } else {
+                gone += 1;
+                (import.setup.import(&import.tiny, &["--name", "own"]).await?, vec!["own"])
+            };
+            next.success().map_err(|error| format!("{what}: {error}"))?;
+            assert_eq!(import.installed()?, expected, "left over, {what}");
+        }
+    }
+    println!("figure: {faults} faults of a removal, {gone} with the model gone");
+    assert!(gone > 20 && faults - gone > 20, "{gone} of {faults} with the model gone");
     Ok(())
 }
 

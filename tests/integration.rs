@@ -2,7 +2,7 @@
 //!
 //! `cargo xtask test` fills the test store and runs them. What a test needs and the machine lacks
 //! makes it skipped; `integration --skips` lists those with the reason. `integration --trial NAME`
-//! runs a trial.
+//! runs a trial, `integration --keep PATH` writes what a test wants to see written.
 
 use std::process::ExitCode;
 
@@ -121,7 +121,7 @@ fn main() -> ExitCode {
         clock::tests(),
         contract::tests(),
         correctness::tests(),
-        crashes::tests(),
+        crashes::all(),
         devices::tests(),
         direct::all(),
         doctor::all(),
@@ -130,11 +130,11 @@ fn main() -> ExitCode {
         failing_devices::tests(),
         faults::tests(),
         gateway::all(),
-        hostile::tests(),
+        hostile::all(),
         imports::tests(),
         jobs::tests(),
         library::tests(),
-        lifecycle::tests(),
+        lifecycle::all(),
         manual::tests(),
         memory::tests(),
         models::tests(),
@@ -162,16 +162,18 @@ fn main() -> ExitCode {
     ];
     let tests = tests.into_iter().flatten();
     let words: Vec<String> = std::env::args().skip(1).collect();
-    if words.first().is_some_and(|word| word == "--trial") {
-        return trials::run(&words[1..]);
-    }
-    if words.first().is_some_and(|word| word == "--skips") {
-        for test in tests {
-            if let Some(reason) = test.skipped() {
-                println!("SKIP {}: {reason}", test.name());
+    match words.first().map(String::as_str) {
+        Some("--trial") => return trials::run(&words[1..]),
+        Some("--keep") => return crashes::cached::keep(&words[1..]),
+        Some("--skips") => {
+            for test in tests {
+                if let Some(reason) = test.skipped() {
+                    println!("SKIP {}: {reason}", test.name());
+                }
             }
+            return ExitCode::SUCCESS;
         }
-        return ExitCode::SUCCESS;
+        _ => (),
     }
     let trials = tests.map(harness::registry::Test::trial).collect();
     libtest_mimic::run(&Arguments::from_args(), trials).exit_code()

@@ -1,5 +1,7 @@
 //! Start, reload, stop and restart, and what the bus and the service manager are told meanwhile.
 
+mod priority;
+
 use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;
 
@@ -20,8 +22,13 @@ use crate::harness::daemon::{Daemon, Setup};
 use crate::harness::manager::ServiceManager;
 use crate::harness::needs::op_dbus;
 use crate::harness::process::{Process, children};
-use crate::harness::registry::tests;
+use crate::harness::registry::{Test, tests};
 use crate::harness::{Outcome, eventually, within};
+
+/// The tests of all modules.
+pub fn all() -> Vec<Test> {
+    [tests(), priority::tests()].into_iter().flatten().collect()
+}
 
 tests! {
     the_service_manager_is_told: [Bus],
@@ -37,7 +44,6 @@ tests! {
     a_second_daemon_gives_way: [Bus],
     workers_go_first_when_memory_runs_out: [Bus],
     more_files_than_a_shell_leaves_it: [Bus],
-    workers_give_way_to_other_programs: [Bus, Low],
     a_bus_that_dies_ends_the_daemon: [Bus],
     a_bus_that_hangs_does_not_keep_the_daemon: [Bus],
     workers_log_what_the_setting_says: [Bus, Low],
@@ -267,11 +273,31 @@ async fn a_bus_that_dies_ends_the_daemon() -> Outcome {
     let mut bus = PrivateBus::start().await?;
     let setup = Setup::sim()?;
     let mut daemon = setup.ready(&bus).await?;
+    daemon.client().manager.set_vector_level("medium").await?;
+    let workers = daemon.workers().await?;
+    daemon.signal_workers(Signal::SIGSTOP).await?;
+    let call = daemon.client().embed_meanwhile("in flight");
+    daemon.client().counted("in_flight_calls", 1).await?;
     bus.kill().await?;
     let status = daemon.process.ended().await?;
     assert!(status.code().is_some_and(|code| code != 0), "{status}");
     assert!(daemon.process.stderr().contains("bus"), "{}", daemon.process.stderr());
-    Ok(())
+    assert!(within("the end of the call", call).await??.is_err());
+    eventually("the end of the workers", async || {
+        // Whoever inherits them may leave them as zombies, which are as good as gone.
+        let runs = |worker: &Pid| {
+            let stat = fs::read_to_string(format!("/proc/{worker}/stat"));
+            stat.is_ok_and(|stat| !stat.contains(") Z "))
+        };
+        Ok(!workers.iter().any(runs))
+    })
+    .await?;
+
+    let bus = PrivateBus::start().await?;
+    let daemon = setup.ready(&bus).await?;
+    assert_eq!(daemon.client().embedder.vector_level().await?, "medium");
+    daemon.client().embedder.embed("x").await?;
+    daemon.stop().await
 }
 
 /// Somebody listens there and never says a word.
@@ -346,39 +372,6 @@ async fn more_files_than_a_shell_leaves_it() -> Outcome {
     let values: Vec<&str> = files.ok_or("no such limit")?.split_whitespace().skip(3).collect();
     assert_eq!(values, ["4000", "4000", "files"]);
     daemon.stop().await
-}
-
-/// The nice value of each thread of a process.
-fn nice_values(process: Pid) -> Outcome<Vec<i32>> {
-    let mut values = Vec::new();
-    for thread in fs::read_dir(format!("/proc/{process}/task"))? {
-        // One that has ended meanwhile has none.
-        let Ok(stat) = fs::read_to_string(thread?.path().join("stat")) else { continue };
-        let (_, behind_the_name) = stat.rsplit_once(") ").ok_or("no name")?;
-        values.push(behind_the_name.split(' ').nth(16).ok_or("too short")?.parse()?);
-    }
-    Ok(values)
-}
-
-async fn workers_give_way_to_other_programs() -> Outcome {
-    let own = nice_values(Pid::this())?[0];
-    for (setting, expected) in [(None, own + 5), (Some("0"), own), (Some("19"), 19)] {
-        let setup = Setup::real("low")?;
-        let setup = match setting {
-            Some(nice) => setup.setting("worker_nice", nice),
-            None => setup,
-        };
-        let (_bus, _setup, daemon) = setup.alone().await?;
-        assert!(nice_values(daemon.process.pid())?.iter().all(|nice| *nice == own));
-        let workers = children(daemon.process.pid())?;
-        assert!(!workers.is_empty());
-        for worker in workers {
-            let found = nice_values(worker)?;
-            assert!(found.iter().all(|nice| *nice == expected.min(19)), "{setting:?}: {found:?}");
-        }
-        daemon.stop().await?;
-    }
-    Ok(())
 }
 
 async fn other_dimensions_are_refused() -> Outcome {

@@ -288,9 +288,12 @@ async fn a_model_that_was_replaced_is_not_served_under_the_old_name() -> Outcome
     };
     import("tiny-bert").await?;
     let daemon = setup.ready(&bus).await?;
-    daemon.client().embedder.embed("x").await?;
+    let (before, workers) = (daemon.client().vectors(&["x"]).await?, daemon.workers().await?);
     fs::remove_dir_all(setup.path("models/own"))?;
     import("tiny-mpnet").await?;
+    // What is mapped stays what it was.
+    assert_eq!(daemon.client().vectors(&["x"]).await?, before);
+    assert_eq!(daemon.workers().await?, workers);
     daemon.signal_workers(Signal::SIGKILL).await?;
     let refusal = daemon.client().embedder.embed("x").await;
     refused(refusal, ErrorName::WorkerFailed)?;

@@ -15,6 +15,7 @@ tests! {
     a_graph_whose_data_lie_elsewhere_is_not_imported: [],
     which_output_of_an_own_graph_it_is_can_be_said: [],
     a_graph_that_the_library_refuses_ends_nothing: [Bus, Runtime],
+    a_graph_without_end_is_ended: [Bus, Runtime],
     a_text_without_a_finite_vector_costs_no_worker: [Bus, Runtime],
 }
 
@@ -25,6 +26,9 @@ const WIDTH: u8 = 4;
 const WITHOUT_LOGARITHM: usize = 39;
 const FLOAT: u8 = 1;
 const INT64: u8 = 7;
+const BOOL: u8 = 9;
+/// The type of an attribute.
+const GRAPH: u8 = 5;
 
 /// A field of protobuf that holds bytes.
 fn field(number: u8, content: impl AsRef<[u8]>) -> Vec<u8> {
@@ -83,6 +87,28 @@ fn graph_with(last: &[u8], inputs: &[Vec<u8>], more: &[u8]) -> Vec<u8> {
         field(12, port("last_hidden_state", FLOAT, &[0, 0, WIDTH])),
     ];
     [number(1, 8), field(7, graph.concat()), field(8, number(2, 17))].concat()
+}
+
+/// The rows, handed on again and again in place of the logarithms.
+fn endless() -> Vec<u8> {
+    let body = [
+        field(1, node("Identity", &["goes_on"], "goes_on_then")),
+        field(1, node("Identity", &["before"], "after")),
+        field(2, "body"),
+        field(11, port("turn", INT64, &[])),
+        field(11, port("goes_on", BOOL, &[])),
+        field(11, port("before", FLOAT, &[0, 0, WIDTH])),
+        field(12, port("goes_on_then", BOOL, &[])),
+        field(12, port("after", FLOAT, &[0, 0, WIDTH])),
+    ];
+    // The field 20, whose number does not fit in a byte of its header.
+    let kind = vec![20 << 3 & 127 | 128, 1, GRAPH];
+    let attribute = [field(1, "body"), field(6, body.concat()), kind].concat();
+    let last = node("Loop", &["turns", "", "rows"], "last_hidden_state");
+    let last = [last, field(5, attribute)].concat();
+    let turns = [number(2, INT64), field(8, "turns"), field(9, i64::MAX.to_le_bytes())].concat();
+    // A message that comes again adds to the one before.
+    [graph_with(&last, &[ids(), mask()], &[]), field(7, field(5, turns))].concat()
 }
 
 fn ids() -> Vec<u8> {
@@ -157,6 +183,21 @@ async fn a_graph_that_the_library_refuses_ends_nothing() -> Outcome {
         assert!(refusal.contains("own/model.onnx") && refusal.contains(why), "{why}: {refusal}");
     }
     Ok(())
+}
+
+async fn a_graph_without_end_is_ended() -> Outcome {
+    let setup = with_graph(&endless()).await?.setting("cpu_engine", "ort");
+    setup.import(fixture("golden/tiny-bert"), &["--name", "other"]).await?.success()?;
+    let setup = setup.setting("batch_timeout_s", "1");
+    let (_bus, setup, daemon) = setup.alone_as("failed").await?;
+    let client = daemon.client();
+    let refusal = refused(client.embedder.embed("x").await, WorkerFailed)?;
+    assert!(refusal.contains("it said nothing for 1 s"), "{refusal}");
+    let setup = setup.setting("batch_timeout_s", "60").setting("model", "other");
+    setup.write_config()?;
+    client.manager.reload().await?;
+    client.embedder.embed("x").await?;
+    daemon.stop().await
 }
 
 async fn a_text_without_a_finite_vector_costs_no_worker() -> Outcome {

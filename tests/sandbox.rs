@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::Path;
 
 use nix::sys::signal::Signal;
@@ -15,9 +15,11 @@ use crate::harness::bus::PrivateBus;
 use crate::harness::client::{Client, Options, value};
 use crate::harness::command::{clean, cli, finish, in_own_mounts, started_by};
 use crate::harness::daemon::{Daemon, Setup};
+use crate::harness::gateway::Gateway;
 use crate::harness::golden::{self, assert_near};
 use crate::harness::needs::{intruder, op_dbus};
 use crate::harness::registry::tests;
+use crate::harness::users::{SERVICE, Users};
 use crate::harness::{Outcome, eventually, fixture};
 use crate::native::with_graph;
 
@@ -28,6 +30,7 @@ tests! {
     every_engine_computes_confined: [Bus, Low, Runtime, Ggml, Landlock],
     a_worker_ends_before_its_container_is_full: [Bus, Root],
     a_daemon_leaves_a_core_dump_only_where_it_is_asked_for: [Bus],
+    nobody_is_dumped_where_dumps_are_piped: [Bus, Root],
     no_socket_leads_off_the_machine: [Bus, Low, Strace] => sockets_are_local("native"),
     no_socket_of_onnx_runtime_leads_off_the_machine: [Bus, Low, Runtime, Strace] =>
         sockets_are_local("ort"),
@@ -61,6 +64,9 @@ const NOT_THERE: [&str; 15] = [
     "write beside the models' caches",
     "link in the cache",
 ];
+/// What a worker may have in its environment: some of the daemon's, and what the daemon sets.
+const ENVIRONMENT: [&str; 7] =
+    ["PATH", "HOME", "LANG", "TZ", "JOURNAL_STREAM", "TMPDIR", "ORT_DISABLE_TELEMETRY"];
 /// What was made of another model.
 const OF_ANOTHER: &str = "cache/by-model/other/packed";
 
@@ -82,17 +88,27 @@ fn attempts(said: &str) -> BTreeMap<&str, &str> {
     lines.filter_map(|line| line.split_once(": ")).collect()
 }
 
+/// The names of the variables that the library found.
+fn environment(said: &str) -> Outcome<Vec<&str>> {
+    let names = said.lines().find_map(|line| line.strip_prefix("intruder's environment: "));
+    Ok(names.ok_or_else(|| format!("no environment was told: {said}"))?.split(' ').collect())
+}
+
 async fn whoever_takes_a_worker_over_finds_nothing() -> Outcome {
     let bus = PrivateBus::start().await?;
     let setup = with_intruder().await?;
     let home = setup.path("").display().to_string();
     let setup = setup.env("HOME", &home).env("OP_DBUS_CPU_ENGINE", "ort");
+    let setup = setup.env("LD_LIBRARY_PATH", &home).env("A_TOKEN", "of no concern to a worker");
     let setup = setup.env("OP_DBUS_RUNTIME", &intruder()?.display().to_string());
     let setup = setup.setting("worker_memory_max", "1GiB");
     let socket = bus.address().split_once("path=").ok_or("the bus has no socket")?.1;
     symlink(socket.split(',').next().unwrap_or(socket), setup.path("bus"))?;
     let daemon = setup.settled_as("failed", &bus).await?;
     let said = daemon.process.stderr();
+    let mut foreign = environment(&said)?;
+    foreign.retain(|name| !ENVIRONMENT.contains(name));
+    assert!(foreign.is_empty(), "a worker has {foreign:?}");
     let attempts = attempts(&said);
     assert!(attempts.len() > ALLOWED.len() + NOT_THERE.len(), "{said}");
     for (name, outcome) in &attempts {
@@ -161,6 +177,7 @@ async fn what_computes_in_process_is_not_confined() -> Outcome {
         bench.env(format!("OP_DBUS_{name}"), value);
     }
     let finished = finish(bench, "").await?;
+    assert!(environment(&finished.stderr)?.contains(&"OP_DBUS_RUNTIME"));
     let attempts = attempts(&finished.stderr);
     let done = ["read /etc/passwd", "write beside the cache", "a unix socket", "a program"];
     for name in done.into_iter().chain(["more memory than it may have"]) {
@@ -230,13 +247,39 @@ async fn a_worker_ends_before_its_container_is_full() -> Outcome {
     daemon.stop().await
 }
 
-/// Who is not dumped can't be looked into either: the kernel gives the files of such a process to root.
 async fn a_daemon_leaves_a_core_dump_only_where_it_is_asked_for() -> Outcome {
     let own = dumps(Pid::this())?;
     for (asked, expected) in [("false", "0"), ("true", own.as_str())] {
         let setup = Setup::sim()?.setting("core_dumps", asked);
         let (_bus, _setup, daemon) = setup.alone().await?;
         assert_eq!(dumps(daemon.process.pid())?, expected, "core_dumps = {asked}");
+        daemon.stop().await?;
+    }
+    Ok(())
+}
+
+/// Whose a process is: the kernel gives to root what it shows of one that is not to be dumped.
+fn owner(process: Pid) -> Outcome<u32> {
+    Ok(fs::metadata(format!("/proc/{process}/environ"))?.uid())
+}
+
+/// There the limit says nothing. As another user than root, who has the files of its own processes anyway.
+async fn nobody_is_dumped_where_dumps_are_piped() -> Outcome {
+    for (asked, expected) in [("false", 0), ("true", SERVICE.id)] {
+        let (users, bus) = Users::on_a_bus(&[]).await?;
+        let setup = Setup::sim()?.setting("core_dumps", asked).of_the_service()?;
+        let daemon = users.serve(&setup, &bus, "").await?;
+        assert_eq!(daemon.settled().await?, "ready", "{}", daemon.process.stderr());
+        let mut gateway = clean(setup.path("op-dbus"));
+        gateway.args(["gateway", "--http-listen", "127.0.0.1:0", "--bus", bus.address()]);
+        gateway.arg("--config").arg(setup.config_file());
+        let gateway = Gateway::start_command(SERVICE.runs(&gateway)).await?;
+        assert_eq!(owner(daemon.process.pid())?, expected, "the daemon, core_dumps = {asked}");
+        assert_eq!(owner(gateway.process.pid())?, expected, "the gateway, core_dumps = {asked}");
+        let workers = daemon.workers().await?;
+        assert_eq!(workers.len(), 1);
+        assert_eq!(owner(workers[0])?, 0, "the worker, core_dumps = {asked}");
+        gateway.stop().await?;
         daemon.stop().await?;
     }
     Ok(())

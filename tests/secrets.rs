@@ -2,18 +2,25 @@
 
 use std::fs;
 use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 
+use futures_util::TryStreamExt;
 use nix::sys::signal::Signal;
 use op_dbus_api::{
     BUS_NAME, EMBEDDER_INTERFACE, ErrorName, JOBS_PATH, JobProxy, MANAGER_INTERFACE, ROOT_PATH,
 };
 use serde_json::Value;
-use zbus::Fd;
+use tokio::task::JoinHandle;
+use zbus::fdo::{DBusProxy, MonitoringProxy};
+use zbus::message::Type;
+use zbus::{Fd, Message, MessageStream};
 
+use crate::harness::bus::PrivateBus;
 use crate::harness::client::{Client, Options, refused};
 use crate::harness::command::{clean, finish};
 use crate::harness::daemon::{Daemon, LOG_ALL, Setup};
+use crate::harness::files::content;
 use crate::harness::registry::tests;
 use crate::harness::users::{OTHER, Users};
 use crate::harness::{Outcome, within};
@@ -28,22 +35,123 @@ const SECRET: &str = "xyzzyplantedsecret";
 const PROPERTIES: &str = "org.freedesktop.DBus.Properties";
 const OBJECT_MANAGER: &str = "org.freedesktop.DBus.ObjectManager";
 
-/// Files below a folder that hold the secret.
-fn found_below(folder: &Path) -> Outcome<Vec<String>> {
-    let mut found = Vec::new();
-    for entry in fs::read_dir(folder)? {
-        let path = entry?.path();
-        if path.is_dir() {
-            found.extend(found_below(&path)?);
-        } else if holds(&fs::read(&path)?) {
-            found.push(path.display().to_string());
-        }
-    }
-    Ok(found)
-}
-
+/// Whether the text itself is there.
 fn holds(bytes: &[u8]) -> bool {
     bytes.windows(SECRET.len()).any(|window| window == SECRET.as_bytes())
+}
+
+/// A vector as it lies in files.
+fn bytes(vector: &[f32]) -> Vec<u8> {
+    vector.iter().flat_map(|number| number.to_le_bytes()).collect()
+}
+
+/// What is left where the secret was: itself, or a piece of its vector, of floats or of doubles.
+struct Traces {
+    all: Vec<Vec<u8>>,
+    /// Whether one begins with these two bytes: most places are passed over by that.
+    begun: Vec<bool>,
+}
+
+impl Traces {
+    fn of(vector: &[f32]) -> Self {
+        let doubles = vector.iter().flat_map(|number| f64::from(*number).to_le_bytes());
+        let vectors = [bytes(vector), doubles.collect()].concat();
+        let mut all: Vec<Vec<u8>> = vectors.chunks(32).map(<[u8]>::to_vec).collect();
+        all.push(SECRET.into());
+        let mut begun = vec![false; 1 << 16];
+        for trace in &all {
+            begun[beginning(trace)] = true;
+        }
+        Self { all, begun }
+    }
+
+    /// Whether there is one in these bytes.
+    fn are_in(&self, bytes: &[u8]) -> bool {
+        bytes.windows(2).enumerate().any(|(at, two)| {
+            self.begun[beginning(two)] && self.all.iter().any(|t| bytes[at..].starts_with(t))
+        })
+    }
+
+    /// Files below a folder that have one.
+    fn below(&self, folder: &Path) -> Outcome<Vec<String>> {
+        let mut found = Vec::new();
+        for entry in fs::read_dir(folder)? {
+            let path = entry?.path();
+            if path.is_dir() {
+                found.extend(self.below(&path)?);
+            } else if self.are_in(&fs::read(&path)?) {
+                found.push(path.display().to_string());
+            }
+        }
+        Ok(found)
+    }
+}
+
+/// The first two bytes as a number.
+fn beginning(bytes: &[u8]) -> usize {
+    usize::from(u16::from_le_bytes([bytes[0], bytes[1]]))
+}
+
+/// All that is said on the bus from now on, until the service has left it.
+async fn overhear(
+    bus: &PrivateBus,
+    client: &Client,
+) -> Outcome<JoinHandle<zbus::Result<Vec<Message>>>> {
+    let names = DBusProxy::new(client.connection()).await?;
+    let service = names.get_name_owner(BUS_NAME.try_into()?).await?.to_string();
+    let connection = bus.connect().await?;
+    MonitoringProxy::new(&connection).await?.become_monitor(&[], 0).await?;
+    let mut said = MessageStream::from(connection);
+    Ok(tokio::spawn(async move {
+        let mut messages = Vec::new();
+        while let Some(message) = said.try_next().await? {
+            let member = message.header().member().map(ToString::to_string);
+            let body = message.body();
+            messages.push(message);
+            if member.as_deref() == Some("NameOwnerChanged") {
+                let (name, _, owner): (String, String, String) = body.deserialize()?;
+                if name == service && owner.is_empty() {
+                    return Ok(messages);
+                }
+            }
+        }
+        Err(zbus::Error::Failure("the bus went before the service".to_owned()))
+    }))
+}
+
+/// How many calls of the planter and replies to it have a trace; no other message may.
+fn told(messages: &[Message], traces: &Traces, planter: &str) -> (usize, usize) {
+    let (mut calls, mut replies) = (0, 0);
+    for message in messages.iter().filter(|message| traces.are_in(message.data())) {
+        let header = message.header();
+        let from = header.sender().map(|name| name.as_str());
+        let to = header.destination().map(|name| name.as_str());
+        match header.message_type() {
+            Type::MethodCall if from == Some(planter) => calls += 1,
+            Type::MethodReturn | Type::Error if to == Some(planter) => replies += 1,
+            _ => panic!("it is in: {message}, to {to:?}"),
+        }
+    }
+    (calls, replies)
+}
+
+/// The vector of a text in each file that a client is handed: over the bus, directly, and by a job.
+async fn handed_out(client: &Client, uid: u32, text: &str, file: &Path) -> Outcome<Vec<Vec<u8>>> {
+    fs::write(file, format!("{text}\n"))?;
+    let source = || fs::File::open(file).map(|file| Fd::from(OwnedFd::from(file)));
+    let socket = UnixStream::from(OwnedFd::from(client.embedder.open_direct().await?));
+    let line = zbus::connection::Builder::unix_stream(socket).p2p().user_id(uid).build().await?;
+    let line = Client::new(line).await?;
+    let mut files = Vec::new();
+    for embedder in [&client.embedder, &line.embedder] {
+        files.push(embedder.embed_to_fd(&[text], Options::new()).await?.0);
+        files.push(embedder.embed_from_fd(source()?, Options::new()).await?.0);
+    }
+    let job = client.embedder.start_embed_from_fd(source()?, Options::new()).await?;
+    let job = JobProxy::builder(client.connection()).path(job).build().await?;
+    files.push(job.fetch().await?.0);
+    fs::remove_file(file)?;
+    files.into_iter().map(content).collect()
 }
 
 /// Sends the secret in each way that there is, and is refused in each way that there is.
@@ -101,7 +209,9 @@ async fn a_planted_secret_is_found_nowhere() -> Outcome {
     let setup = Setup::real("low")?.setting("log", LOG_ALL).setting("workers_per_device", "1");
     let (bus, setup, mut daemon) = setup.setting("cache_bytes", "1000000").alone().await?;
     let client = Client::on(&bus).await?;
+    let overheard = overhear(&bus, &client).await?;
     let refusals = plant(&client, &daemon, &setup).await?;
+    let traces = Traces::of(&client.vectors(&[SECRET]).await?.concat());
     assert!(!refusals.iter().any(|sentence| holds(sentence.as_bytes())), "{refusals:?}");
 
     // What may be asked for, and what is to be seen of the processes.
@@ -114,10 +224,11 @@ async fn a_planted_secret_is_found_nowhere() -> Outcome {
         other.manager.list_devices().await?,
     );
     assert!(!holds(shown.as_bytes()), "{shown}");
-    let (fd, ..) = other.embedder.embed_to_fd(&["somebody else"], Options::new()).await?;
-    let fd = fs::File::from(OwnedFd::from(fd));
-    let vectors = fs::read(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&fd)))?;
-    assert!(!holds(&vectors), "the vectors of another call hold it");
+    let (fd, _, dimensions, _) =
+        other.embedder.embed_to_fd(&["somebody else"], Options::new()).await?;
+    let vector = content(fd)?;
+    assert_eq!(vector.len(), dimensions as usize * 4);
+    assert!(!traces.are_in(&vector), "the vector of another call holds it");
     let mut processes = daemon.workers().await?;
     processes.push(daemon.process.pid());
     for process in processes {
@@ -133,8 +244,12 @@ async fn a_planted_secret_is_found_nowhere() -> Outcome {
     assert!(log.contains("op-dbus starts") && log.contains("worker lost"), "nothing was logged");
     assert!(!holds(log.as_bytes()), "the log holds it");
     // Log, state, cache and whatever else was written.
-    let files = found_below(&setup.path(""))?;
+    let files = traces.below(&setup.path(""))?;
     assert!(files.is_empty(), "{files:?}");
+    let messages = within("the service's leave of the bus", overheard).await???;
+    let planter = client.connection().unique_name().ok_or("the client has no name")?.to_string();
+    let (calls, replies) = told(&messages, &traces, &planter);
+    assert!(calls > 0 && replies > 0, "{calls} calls and {replies} replies have it");
     println!("figure: 0 traces in {} bytes of log, {} refusals", log.len(), refusals.len());
     Ok(())
 }
@@ -147,12 +262,22 @@ async fn another_user_is_told_nothing_of_it() -> Outcome {
     let daemon = setup.ready(&bus).await?;
     let client = Client::on(&bus).await?;
     let theirs = ["somebody else's text", SECRET];
-    let expected = client.vectors(&theirs[..1]).await?.concat();
+    let own = bytes(&client.vectors(&theirs[..1]).await?.concat());
     plant(&client, &daemon, &setup).await?;
     let file = setup.path("kept");
     fs::write(&file, format!("{SECRET}\n"))?;
     let fd = Fd::from(OwnedFd::from(fs::File::open(&file)?));
     let job = client.embedder.start_embed_from_fd(fd, Options::new()).await?;
+
+    // No byte but their own, over the bus and past it.
+    let other = Client::new(bus.connect_as(OTHER.id).await?).await?;
+    let text = "one more text";
+    let expected = bytes(&client.vectors(&[text]).await?.concat());
+    for (way, vector) in
+        handed_out(&other, OTHER.id, text, &setup.path("theirs")).await?.iter().enumerate()
+    {
+        assert!(*vector == expected, "by way {way}: {} bytes", vector.len());
+    }
 
     let call = async |path: &str, interface: &str, words: &[&str]| -> Outcome<Value> {
         let mut command = clean("busctl");
@@ -180,8 +305,7 @@ async fn another_user_is_told_nothing_of_it() -> Outcome {
         packed.push(call(ROOT_PATH, EMBEDDER_INTERFACE, &words).await?);
         assert_eq!(packed[packed.len() - 1]["data"][3]["cached"]["data"], 0, "{text}");
     }
-    let bytes: Vec<u8> = serde_json::from_value(packed[0]["data"][0].clone())?;
-    let expected: Vec<u8> = expected.iter().flat_map(|number| number.to_le_bytes()).collect();
-    assert_eq!(bytes, expected);
+    let found: Vec<u8> = serde_json::from_value(packed[0]["data"][0].clone())?;
+    assert_eq!(found, own);
     daemon.stop().await
 }

@@ -1,22 +1,25 @@
 //! What the gateway takes and when it lets go: limits, clients that leave, an end that loses nothing.
 
+mod under_way;
+
 use std::fs;
 use std::process::Stdio;
 
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::Signal;
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
-use tokio::process::Child;
 
 use super::{Stage, sentence};
 use crate::harness::bus::PrivateBus;
 use crate::harness::command::{clean, finish};
 use crate::harness::daemon::Setup;
-use crate::harness::gateway::{Gateway, answer, curl};
+use crate::harness::gateway::{Gateway, curl};
 use crate::harness::process::{anonymous, send};
 use crate::harness::registry::tests;
 use crate::harness::{Outcome, eventually, within};
+pub use under_way::{all_answered, requests};
 
 tests! {
     what_is_too_large_is_refused: [Bus, Curl],
@@ -86,27 +89,6 @@ async fn who_is_refused_while_still_sending_reads_why() -> Outcome {
     stage.end().await.map(drop)
 }
 
-/// curl on its way to `/embed`, as many times as wanted.
-pub fn requests(gateway: &Gateway, count: usize, texts: &[&str]) -> Outcome<Vec<Child>> {
-    let body = json!({"inputs": texts}).to_string();
-    let start = |_| {
-        let mut command = curl();
-        command.args(["--json", &body]).arg(gateway.url("/embed"));
-        Ok(command.stderr(Stdio::null()).kill_on_drop(true).spawn()?)
-    };
-    (0..count).map(start).collect()
-}
-
-/// Lets the workers go on, and all who wait have their answers.
-pub async fn all_answered(stage: &Stage, waiting: Vec<Child>) -> Outcome {
-    stage.daemon.signal_workers(Signal::SIGCONT).await?;
-    for request in waiting {
-        let output = within("an answer", request.wait_with_output()).await??;
-        assert_eq!(answer(&String::from_utf8(output.stdout)?)?.status, 200);
-    }
-    Ok(())
-}
-
 async fn a_full_gateway_says_when_to_come_back() -> Outcome {
     let stage = Stage::sim().await?;
     stage.daemon.signal_workers(Signal::SIGSTOP).await?;
@@ -147,18 +129,23 @@ async fn idle_connections_keep_nobody_out() -> Outcome {
     let waiting = requests(&stage.gateway, 2, &["in flight"])?;
     stage.daemon.client().counted("in_flight_calls", 2).await?;
     let address = stage.gateway.url("").replace("http://", "");
+    // As many as this process may have, beside what else it has open: more than the gateway has places for.
+    let (_, most) = getrlimit(Resource::RLIMIT_NOFILE)?;
+    setrlimit(Resource::RLIMIT_NOFILE, most, most)?;
+    let count = most.saturating_sub(500).clamp(600, 10_000);
     let mut idle = Vec::new();
-    // More than the gateway has places for; each only connects.
-    for _ in 0..600 {
+    // Each only connects.
+    for _ in 0..count {
         idle.push(TcpStream::connect(&address).await?);
     }
-    // Before any of them is closed for its age, which would be after 30 s.
+    // The last before any of them is closed for its age, which would be after 30 s.
     let soon = stage.gateway.curl("/health", &["--max-time", "20"], "").await?;
     assert_eq!(soon.status, 200);
     all_answered(&stage, waiting).await?;
     // The first that came is the first that went.
     let mut byte = [0];
     assert_eq!(within("the end of a connection", idle[0].read(&mut byte)).await??, 0);
+    println!("figure: {count} idle connections");
     stage.end().await.map(drop)
 }
 

@@ -16,6 +16,7 @@ mod weight;
 
 use std::fs;
 
+use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
 use crate::harness::Outcome;
@@ -351,15 +352,31 @@ pub fn sentence(answer: &Answer, path: &str) -> Outcome<String> {
 
 async fn texts_stay_out_of_the_log() -> Outcome {
     let setup = Setup::sim()?;
-    let (bus, setup, daemon) = setup.setting("log", LOG_ALL).alone().await?;
+    let (bus, setup, mut daemon) = setup.setting("log", LOG_ALL).alone().await?;
     let gateway = Gateway::start(&bus, &setup).await?;
     let secret = "xyzzy-plugh";
-    gateway.post("/v1/embeddings", &json!({"input": secret})).await?.ok()?;
-    for path in ["/v1/embeddings", "/add"] {
+    for (path, body) in [
+        ("/v1/embeddings", json!({"input": secret})),
+        ("/embed", json!({"inputs": secret})),
+        ("/", json!({"inputs": secret})),
+        ("/similarity", json!({"inputs": {"source_sentence": secret, "sentences": [secret]}})),
+        ("/rerank", json!({"query": secret, "texts": [secret]})),
+        ("/tokenize", json!({"inputs": secret})),
+        ("/add", json!({"text": secret})),
+    ] {
+        gateway.post(path, &body).await?.ok()?;
         let refused = gateway.post(path, &json!({"input": {"text": secret}})).await?;
-        assert_eq!(refused.status, 400);
+        assert_eq!(refused.status, 400, "{path}: {}", refused.text);
+    }
+    for path in ["/", "/health", "/ready", "/status", "/metrics", "/openapi.json", "/v1/models"] {
+        let told = gateway.get(path).await?;
+        assert!(told.status == 200 && !told.text.contains(secret), "{path}: {}", told.text);
     }
     let log = gateway.stop().await?;
-    assert!(log.len() > 1000 && !log.contains(secret), "{log}");
-    daemon.stop().await
+    daemon.process.signal(Signal::SIGTERM)?;
+    assert!(daemon.process.ended().await?.success());
+    for log in [log, daemon.process.stderr()] {
+        assert!(log.len() > 1000 && !log.contains(secret), "{log}");
+    }
+    Ok(())
 }

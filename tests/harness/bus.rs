@@ -129,6 +129,7 @@ fn configuration(socket: impl std::fmt::Display, more: &[&Path]) -> Outcome<Stri
 {more}  <policy user="{user}">
     <allow own="{}"/>
     <allow send_destination="org.freedesktop.DBus" send_interface="org.freedesktop.DBus.Debug.Stats"/>
+    <allow send_destination="org.freedesktop.DBus" send_interface="org.freedesktop.DBus.Monitoring"/>
   </policy>
 </busconfig>
 "#,

@@ -82,7 +82,9 @@ impl Client {
             self.embedder.inner().call("EmbedPacked", &asked).await?;
         assert_eq!(rows as usize, texts.len());
         assert_eq!(bytes.len(), rows as usize * dimensions as usize * 4);
-        let vectors = numbers(&bytes).chunks(dimensions as usize).map(<[f32]>::to_vec).collect();
+        let numbers = numbers(&bytes);
+        assert!(numbers.iter().all(|value| value.is_finite()), "a value is not finite");
+        let vectors = numbers.chunks(dimensions as usize).map(<[f32]>::to_vec).collect();
         Ok(Packed { vectors, info })
     }
 

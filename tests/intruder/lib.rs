@@ -1,7 +1,8 @@
 //! A library that a worker loads as its ONNX Runtime, and that is up to no good: it tries what whoever
 //! took a worker over would try, and tells on standard error how each attempt ended.
 //!
-//! `intruder: NAME: done`, or the name of the error. No attempt does harm where it succeeds.
+//! `intruder: NAME: done`, or the name of the error. No attempt does harm where it succeeds. Before them it
+//! tells the names of the variables that it finds in its environment.
 
 use std::ffi::{CStr, c_char, c_long, c_void};
 use std::fs::{self, File};
@@ -44,6 +45,7 @@ extern "C" fn version() -> *const c_char {
 #[unsafe(no_mangle)]
 extern "C" fn OrtGetApiBase() -> *const c_void {
     let home = PathBuf::from(std::env::var_os("HOME").unwrap_or_default());
+    environment();
     files(&home);
     sockets(&home);
     processes();
@@ -62,6 +64,13 @@ fn tell<T>(name: &str, outcome: Result<T, impl Into<io::Error>>) {
         }
     };
     eprintln!("intruder: {name}: {outcome}");
+}
+
+fn environment() {
+    let names = std::env::vars_os().map(|(name, _)| name.to_string_lossy().into_owned());
+    let line = format!("intruder's environment: {}\n", names.collect::<Vec<_>>().join(" "));
+    // In one piece: the daemon's log is the same file.
+    eprint!("{line}");
 }
 
 fn files(home: &Path) {

@@ -6,6 +6,7 @@ use std::os::fd::AsFd;
 
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
+use op_dbus_api::{Error, ErrorName};
 use zbus::{Fd, Variant};
 
 use super::pipeline::{Pipeline, Reply, call};
@@ -80,7 +81,9 @@ pub async fn huge_requests(_: Size) -> Outcome {
     memfd.set_len(BYTES)?;
     fcntl(&memfd, FcntlArg::F_ADD_SEALS(SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_WRITE))?;
     let embedded = daemon.client().embedder.embed_from_fd(Fd::from(memfd.as_fd()), Options::new());
-    let by_memfd = within("the answer to a memfd", embedded).await?.is_err();
+    let by_memfd = within("the answer to a memfd", embedded).await?.err();
+    let by_memfd = by_memfd.as_ref().and_then(Error::from_reply);
+    let by_memfd = by_memfd.map_or("nothing", |refusal| refusal.name().as_str());
 
     let greedy = Client::on(&bus).await?;
     let texts = vec!["x".repeat(1 << 20); 100];
@@ -96,7 +99,10 @@ pub async fn huge_requests(_: Size) -> Outcome {
     let status = finish(shell, "").await?.stdout;
 
     let grown = (growth_mib(before.0, peak(process)?), growth_mib(before.1, peak(front)?));
-    figure(by_memfd, format_args!("a memfd of 1 GiB refused"));
+    figure(
+        by_memfd == ErrorName::TooLarge.as_str(),
+        format_args!("a memfd of 1 GiB refused by {by_memfd}"),
+    );
     figure(inline.is_err(), format_args!("a message of 100 MiB refused by the bus"));
     figure(status == "413", format_args!("a body of 1 GiB answered with {status}"));
     figure(

@@ -111,7 +111,9 @@ impl Crowded {
 /// Whether a refusal is one that says when to come back.
 fn is_hint(name: &str, sentence: &str) -> bool {
     let full = [ErrorName::Overloaded, ErrorName::QuotaExceeded];
-    full.iter().any(|full| full.as_str() == name) && sentence.contains("ms")
+    let hint = sentence.rsplit_once("try again in ").and_then(|(_, time)| time.strip_suffix(" ms"));
+    full.iter().any(|full| full.as_str() == name)
+        && hint.is_some_and(|ms| ms.parse::<u64>().is_ok())
 }
 
 /// One user with 64 connections, three with one each, all with more to do than can be done; that of one is bulk.

@@ -9,6 +9,7 @@ use op_dbus_api::{BUS_NAME, EMBEDDER_INTERFACE, ROOT_PATH};
 use zbus::message::Type;
 use zbus::{Connection, Message, MessageStream, Variant};
 
+use crate::harness::files::numbers;
 use crate::harness::{Outcome, within};
 
 /// A connection, and the calls on it that wait for a reply.
@@ -67,7 +68,8 @@ impl Pipeline {
         Ok(())
     }
 
-    /// Waits for the next answer; `None` for a reply that nothing asked for.
+    /// Waits for the next answer; `None` for a reply that nothing asked for. A vector with a value that is no
+    /// finite number is an error.
     pub async fn answer(&mut self) -> Outcome<Option<Answer>> {
         loop {
             let message = within("a reply", self.messages.next()).await?;
@@ -83,6 +85,9 @@ impl Pipeline {
                 let body = message.body();
                 let (bytes, _, _, _): (Vec<u8>, u32, u32, HashMap<String, Variant<'_>>) =
                     body.deserialize()?;
+                if !numbers(&bytes).iter().all(|value| value.is_finite()) {
+                    return Err(format!("call {number} has a value that is not finite").into());
+                }
                 Reply::Vectors(bytes)
             } else {
                 let name = header.error_name().map(ToString::to_string).unwrap_or_default();

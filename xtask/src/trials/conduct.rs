@@ -81,8 +81,8 @@ impl Tests {
         nextest.args(["--success-output", "immediate", "--color", "never", "--no-tests", "pass"]);
         nextest.arg("-E").arg(exact.join(" + ")).envs(settings.iter().cloned());
         if size == Size::Full {
-            // For the one test that can be made to last.
-            nextest.env("OP_DBUS_HISTORIES", "100000");
+            // For the tests that can be made to last.
+            nextest.env("OP_DBUS_HISTORIES", "100000").env("OP_DBUS_RANDOM_CALLS", "100000");
         }
         let output = nextest.output().map_err(|e| format!("can't run cargo nextest: {e}"))?;
         let said = String::from_utf8_lossy(&output.stderr).into_owned();

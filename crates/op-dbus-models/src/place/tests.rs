@@ -50,6 +50,52 @@ fn an_archive_may_not_unfold_without_bound() {
 }
 
 #[test]
+fn an_archive_that_understates_a_size_is_bounded_all_the_same() {
+    const BYTES_MAX: u64 = 1 << 20;
+    let folder = tempfile::tempdir().unwrap();
+    let zeros = vec![0; usize::try_from(LITTLE_BYTES).unwrap() + (16 << 20)];
+    let path = archive(folder.path(), &[("bomb", &zeros)]);
+    let mut bytes = fs::read(&path).unwrap();
+    let listed = bytes.windows(4).rposition(|window| window == b"PK\x01\x02").unwrap();
+    // Where an entry's own header has the size, and where the directory has it.
+    for at in [22, listed + 24] {
+        let size = u32::try_from(zeros.len()).unwrap();
+        assert_eq!(bytes[at..at + 4], size.to_le_bytes());
+        bytes[at..at + 4].copy_from_slice(&10_u32.to_le_bytes());
+    }
+    fs::write(&path, bytes).unwrap();
+    let (mut place, to) = (Place::zip(&path, "").unwrap(), folder.path().join("to"));
+    assert_eq!(place.bytes("bomb"), Some(10));
+    let copied = std::cell::Cell::new(0);
+    let read = place.read("bomb", BYTES_MAX).map(drop);
+    let copy = place.copy("bomb", &to, BYTES_MAX, |bytes| copied.set(copied.get() + bytes));
+    assert!(copied.get() <= BYTES_MAX, "{} bytes were written", copied.get());
+    let unbound = place.copy("bomb", &to, u64::MAX, |_| ());
+    for refused in [read, copy.map(drop), unbound.map(drop)] {
+        let message = refused.unwrap_err().to_string();
+        assert!(message.contains("bomb has more than"), "{message}");
+    }
+    assert!(!to.exists());
+}
+
+#[test]
+fn an_archive_may_not_have_a_link_for_a_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let (path, to) = (folder.path().join("model.zip"), folder.path().join("to"));
+    let mut zip = ZipWriter::new(File::create(&path).unwrap());
+    zip.add_symlink("config.json", "/etc/passwd", SimpleFileOptions::default()).unwrap();
+    zip.finish().unwrap();
+    let mut place = Place::zip(&path, "").unwrap();
+    let read = place.read("config.json", 1 << 20).map(drop);
+    let copied = place.copy("config.json", &to, u64::MAX, |_| ()).map(drop);
+    for refused in [read, copied] {
+        let message = refused.unwrap_err().to_string();
+        assert!(message.contains("config.json is a symbolic link"), "{message}");
+    }
+    assert!(fs::symlink_metadata(&to).is_err());
+}
+
+#[test]
 fn an_archive_may_not_have_several_names_of_a_file() {
     let folder = tempfile::tempdir().unwrap();
     for other in ["./a.json", ".//a.json", "./././a.json", "a.json/"] {

@@ -6,17 +6,19 @@ pub const TRIALS: &[Trial] = &[
     Trial {
         number: "T7",
         name: "state-killed",
-        promise: "the state and a store of models survive kill -9 at every system call of a write",
+        promise: "the state, the cache and a store of models survive kill -9 at every system call of a write",
         bar: "the file is the old or the new one, the start never fails; a model is whole or not there, the \
               next import succeeds; nothing is left over",
         how: How::Tests(&[
             "crashes::the_state_survives_a_kill_at_every_system_call",
             "state::tests::damage_is_never_half_believed",
             "crashes::an_import_survives_a_kill_at_every_system_call",
+            "crashes::a_removal_survives_a_fault_at_every_system_call",
+            "crashes::cached::a_file_survives_a_fault_at_every_system_call",
             "native::a_worker_killed_while_it_packs_leaves_nothing",
         ]),
-        rest: "a write of the state has some 15 calls, an import some 75, all of which are hit, not 500 points; \
-               a write of the cache is killed once, not at each call",
+        rest: "500 points: some 15 calls of a write of the state, some 20 of the cache, 75 of an import and 30 of a \
+               removal are all that there are, and all are hit",
     },
     Trial {
         number: "T8",
@@ -31,9 +33,10 @@ pub const TRIALS: &[Trial] = &[
             "crashes::an_import_survives_an_error_at_every_system_call",
             "models::a_cache_without_room_is_done_without",
             "models::a_cache_that_cannot_be_written_is_done_without",
+            "crashes::a_removal_survives_a_fault_at_every_system_call",
+            "crashes::cached::a_file_survives_a_fault_at_every_system_call",
         ]),
-        rest: "the cache is tried with a full and a closed folder, not at each call; the `write` of a \
-               state is tried with a full disk alone",
+        rest: "the `write` of a state is tried with a full disk alone",
     },
     Trial {
         number: "T9",
@@ -138,6 +141,11 @@ pub const TRIALS: &[Trial] = &[
         how: How::Tests(&[
             "models::damaged_weights_in_the_cache_are_packed_again",
             "models::damaged_graphs_in_the_cache_are_built_again",
+            "native::its_calibration_is_kept",
+            "service::compiled::tests::whatever_the_content_depends_on_changes_the_folder",
+            "service::compiled::tests::workers_of_two_models_have_no_folder_in_common",
+            "service::costs::tests::whatever_costs_depend_on_changes_the_place",
+            "service::costs::tests::what_is_kept_is_read_again_and_what_is_damaged_is_not",
         ]),
         rest: "TensorRT's own plans, which need its device",
     },
@@ -145,10 +153,11 @@ pub const TRIALS: &[Trial] = &[
         number: "T18",
         name: "model-replaced",
         promise: "a model that is replaced while it serves is served only once it was verified",
-        bar: "no vector of the new model under the old name",
+        bar: "no vector of the new model under the old name; what is mapped keeps serving",
         how: How::Tests(&[
             "native::a_model_that_was_replaced_is_not_served_under_the_old_name",
             "models::a_repaired_model_is_served_after_a_reload",
+            "imports::a_reload_takes_up_what_the_store_has_by_now",
         ]),
         rest: "",
     },

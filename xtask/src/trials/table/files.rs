@@ -26,8 +26,9 @@ pub const TRIALS: &[Trial] = &[
             "sandbox::whoever_takes_a_worker_over_finds_nothing",
             "faults::a_model_larger_than_a_worker_may_be",
             "own_graphs::a_graph_that_the_library_refuses_ends_nothing",
+            "own_graphs::a_graph_without_end_is_ended",
         ]),
-        rest: "a graph that loops, which the time limit of a batch ends; that a graph is refused within 30 s",
+        rest: "that a graph is refused within 30 s: one without end takes `batch_timeout_s`, 60 s by itself",
     },
     Trial {
         number: "T35",
@@ -101,12 +102,15 @@ pub const TRIALS: &[Trial] = &[
     Trial {
         number: "T39",
         name: "hostile-archives",
-        promise: "an archive that leads out of itself, has a name twice or unfolds without end is refused",
+        promise: "an archive that leads out of itself, has a link or a name twice, understates a size or unfolds \
+                  without end is refused",
         bar: "refused before it is installed",
         how: How::Tests(&[
             "place::tests::an_archive_may_not_have_a_name_twice",
             "place::tests::an_archive_may_not_have_several_names_of_a_file",
             "place::tests::an_archive_may_not_unfold_without_bound",
+            "place::tests::an_archive_may_not_have_a_link_for_a_file",
+            "place::tests::an_archive_that_understates_a_size_is_bounded_all_the_same",
             "tests::imports::an_archive_may_not_lead_out_of_itself",
             "tests::pulls::slices_may_not_grow_without_bound",
             "tests::pulls::wrong_short_and_long_files_are_not_installed",
@@ -122,6 +126,7 @@ pub const TRIALS: &[Trial] = &[
             "sandbox::whoever_takes_a_worker_over_finds_nothing",
             "sandbox::every_engine_computes_confined",
             "units::little_is_left_open",
+            "settings::tests::precedence::other_programs_variables_offer_defaults",
         ]),
         rest: "a library that `runtime` names need not be root's: that of the service's own user, and of who owns its \
                folder, is loaded as well; the system service ignores `ORT_DYLIB_PATH`",

@@ -17,9 +17,9 @@ pub const TRIALS: &[Trial] = &[
         number: "T2",
         name: "soak",
         promise: "memory and descriptors stay on a plateau while texts of 1 to 512 words come for \
-                  25,000 s and a client is killed every second",
+                  25,000 s and a client is killed every second; each text keeps its vector",
         bar: "resident memory of the daemon and its workers grows by 100 MiB at most after the \
-              warm-up, descriptors by 0",
+              warm-up, descriptors by 0; 0 vectors other than the first of their text",
         how: How::Program(Clock::Timed),
         rest: "device memory",
     },

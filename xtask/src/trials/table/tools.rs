@@ -7,8 +7,8 @@ pub const TRIALS: &[Trial] = &[
     Trial {
         number: "T52",
         name: "fuzz",
-        promise: "no bytes from outside panic, hang or damage memory: options, descriptors, files, \
-                  bodies, workers, servers",
+        promise: "no bytes from outside panic, hang or damage memory: options, descriptors, direct \
+                  connections, files, bodies, workers, servers",
         bar: "0 inputs that do harm; none takes 10 s or 2 GiB",
         how: How::Task(fuzz::try_out),
         rest: "a night: full is ten minutes for each target, quick 5 s",

@@ -52,7 +52,8 @@ pub const TRIALS: &[Trial] = &[
             "correctness::each_of_64_clients_gets_its_own",
             "calls::each_of_64_concurrent_callers_gets_its_own_vectors",
         ]),
-        rest: "a million vectors of a model: those of `tiny-calls` are simulated",
+        rest: "a million vectors of a model: those of `tiny-calls` are simulated; `soak` compares as many of a model as \
+               are computed in its time",
     },
     Trial {
         number: "T44",
@@ -66,8 +67,7 @@ pub const TRIALS: &[Trial] = &[
             "worker::tests::vectors_that_were_not_written_are_not_those_of_the_batch_before",
             "faults::a_batch_whose_worker_died_is_run_again",
         ]),
-        rest: "every vector of every other trial: of the programs `tiny-calls` alone looks at each, and there they are \
-               simulated",
+        rest: "vectors of other trials that come otherwise than by `EmbedPacked`, of which each is looked at",
     },
     Trial {
         number: "T45",
@@ -82,8 +82,8 @@ pub const TRIALS: &[Trial] = &[
         number: "T46",
         name: "histories",
         promise: "queue, dispatch and shutdown keep every promise in any order of events",
-        bar: "each call ends once, with its own vectors; permits return; 100,000 histories by their \
-              seeds",
+        bar: "each call ends once, with its own vectors; permits return; tokens and batches are within their bounds \
+              all along; 100,000 histories by their seeds",
         how: How::Tests(&["dispatch::histories::every_history_keeps_every_promise"]),
         rest: "a choice between two kinds of workers, which goes by the times that batches take",
     },
@@ -98,6 +98,7 @@ pub const TRIALS: &[Trial] = &[
             "faults::a_refused_batch_is_tried_once_more_text_by_text",
             "faults::a_panic_costs_one_worker",
             "faults::a_backend_with_other_vectors_is_not_trusted",
+            "faults::a_backend_that_was_right_and_turns_wrong_is_found",
             "a_hanging_process_is_killed_and_stays_lost",
         ]),
         rest: "",
@@ -106,8 +107,9 @@ pub const TRIALS: &[Trial] = &[
         number: "T48",
         name: "secrets",
         promise: "a text is found nowhere but in the replies to its caller",
-        bar: "0 traces in the log, files, status, statistics, refusals and what another user is told; no \
-              socket but of this machine",
+        bar: "0 traces of it, or of 32 bytes of its vector, in the log, files, memfds and messages to others; of the \
+              text in status, statistics, metrics and refusals; a core dump only where it is asked for; no socket \
+              but of this machine",
         how: How::Tests(&[
             "secrets::a_planted_secret_is_found_nowhere",
             "secrets::another_user_is_told_nothing_of_it",
@@ -116,6 +118,8 @@ pub const TRIALS: &[Trial] = &[
             "sandbox::no_socket_leads_off_the_machine",
             "sandbox::no_socket_of_onnx_runtime_leads_off_the_machine",
             "gateway::texts_stay_out_of_the_log",
+            "sandbox::nobody_is_dumped_where_dumps_are_piped",
+            "sandbox::a_daemon_leaves_a_core_dump_only_where_it_is_asked_for",
         ]),
         rest: "memory of the daemon and its workers after a call; a remote provider, which is there to \
                send texts elsewhere",
