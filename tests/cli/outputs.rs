@@ -18,6 +18,7 @@ use crate::harness::{Outcome, fixture, within};
 tests! {
     embed_keeps_an_old_file_until_there_is_another: [Bus],
     embed_gives_an_old_file_to_nobody_else: [Bus, Root],
+    embed_adds_to_what_it_was_started_with: [Bus],
     models_are_verified_and_removed_whoever_reads_it: [],
     libraries_are_verified_whoever_reads_it: [Runtime],
     a_verdict_is_the_same_whoever_reads_it: [],
@@ -67,6 +68,30 @@ async fn embed_gives_an_old_file_to_nobody_else() -> Outcome {
         assert_eq!(fs::read_to_string(&file)?.lines().count(), 1);
         assert_eq!(fs::read_to_string(&file)?.split(',').count(), 384);
         assert_eq!(folder.path().read_dir()?.count(), 1);
+    }
+    daemon.stop().await
+}
+
+/// What a shell has opened to be appended to, by its names.
+async fn embed_adds_to_what_it_was_started_with() -> Outcome {
+    let (bus, setup, daemon) = Setup::sim()?.alone().await?;
+    let file = setup.path("log");
+    let script = "exec \"$0\" embed \"$1\" --output \"$2\" --bus \"$3\" x >>\"$4\" 3>>\"$4\"";
+    for name in ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1", "/dev/fd/3"] {
+        for format in ["--csv", "--npy"] {
+            fs::write(&file, "before\n")?;
+            let mut command = clean("sh");
+            command.args(["-c", script]).arg(op_dbus()).args([format, name, bus.address()]);
+            command.arg(&file);
+            finish(command, "").await?.success()?;
+            let found = fs::read(&file)?;
+            let added = found.strip_prefix(b"before\n").ok_or(format!("{name} was emptied"))?;
+            let is_whole = match format {
+                "--npy" => added.starts_with(b"\x93NUMPY") && added.len() == 128 + 384 * 4,
+                _ => added.split(|byte| *byte == b',').count() == 384,
+            };
+            assert!(is_whole, "{format} {name}: {} bytes", added.len());
+        }
     }
     daemon.stop().await
 }

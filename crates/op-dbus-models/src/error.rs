@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use crate::shell_word;
+
 /// An error that comes from a hook the binary passed in (the ONNX converter, the ONNX inspector).
 pub type HookError = Box<dyn std::error::Error + Send + Sync>;
 
@@ -181,7 +183,7 @@ impl Error {
             std::io::ErrorKind::PermissionDenied => Self::Permission {
                 path: path.to_owned(),
                 reason: format!("this user may not {action} it"),
-                fix: format!("ls -ld {}", path.display()),
+                fix: format!("ls -ld {}", shell_word(path)),
             },
             std::io::ErrorKind::ReadOnlyFilesystem => {
                 Self::ReadOnly { action, path: path.to_owned() }

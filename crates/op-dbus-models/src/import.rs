@@ -129,11 +129,14 @@ const MARKERS: &[&str] = &["modules.json", "tokenizer.json"];
 
 /// The folder that a model's files lie in and, when `source` is itself a graph, its name in there.
 fn locate(source: &Path) -> Result<(PathBuf, Option<String>), Error> {
-    let is_graph = source.extension().is_some_and(|extension| extension == "onnx");
+    let is_graph = source.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("onnx"));
     if !is_graph || source.is_dir() {
         return Ok((source.to_owned(), None));
     }
-    let source = source.canonicalize().map_err(|error| Error::io("read", source, error))?;
+    let fail = |error| Error::io("read", source, error);
+    std::fs::metadata(source).map_err(fail)?;
+    // Not where a link leads to: beside that lies another model's tokenizer.
+    let source = std::path::absolute(source).map_err(fail)?;
     let parent = source.parent().unwrap_or(&source);
     // The usual layout has the graphs in `onnx/` and everything else beside that folder.
     let above = parent.parent().filter(|above| {

@@ -24,6 +24,7 @@ mod place;
 mod progress;
 pub mod pull;
 pub mod runtime;
+mod shell;
 mod staging;
 mod store;
 #[cfg(test)]
@@ -40,5 +41,6 @@ pub use model::{Family, FileRecord, Level, Model, Pooling};
 pub use progress::Progress;
 pub use pull::{PullOptions, Source};
 pub use runtime::{ProviderPlugin, RuntimeStore};
+pub use shell::shell_word;
 pub use store::{Store, USUAL_DIR, named};
 pub use writers::foreign_writer;

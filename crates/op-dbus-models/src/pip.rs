@@ -2,9 +2,14 @@
 //! certificates. Only wheels: fetching a source package would run its build code.
 
 use std::io::Read;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
+
+use nix::sys::prctl;
+use nix::sys::signal::Signal;
+use nix::unistd::{getpid, getppid};
 
 use crate::Error;
 use crate::manifest::Wheel;
@@ -49,7 +54,7 @@ pub(crate) fn download(
         }
         let no_pip = complaint.contains("No module named pip");
         if !no_pip {
-            return Err(failure(&format!("{} ({shown})", last_line(&complaint))));
+            return Err(complained(&complaint, shown, dir));
         }
         last = failure("python3 has no pip module; install it (Debian: apt install python3-pip)");
     }
@@ -75,7 +80,22 @@ fn command(program: &[&str], wheel: &Wheel, platform: Option<&str>, dir: &Path) 
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::piped());
+    end_with_us(&mut command);
     command
+}
+
+/// Has what `command` starts end with this process, also where that is killed: nobody would want any more what it
+/// fetches. What counts for the kernel is the end of the thread that starts it, which waits for it.
+fn end_with_us(command: &mut Command) {
+    let us = getpid();
+    // SAFETY: what runs between fork and exec makes two system calls, allocates nothing and takes no lock.
+    unsafe {
+        command.pre_exec(move || {
+            prctl::set_pdeathsig(Signal::SIGKILL)?;
+            // Had we ended before that, nothing would tell it.
+            if getppid() == us { Ok(()) } else { Err(std::io::ErrorKind::NotFound.into()) }
+        });
+    }
 }
 
 /// Waits for pip; its temporary files in `dir` tell how far it is.
@@ -133,6 +153,17 @@ fn last_line(complaint: &str) -> String {
         .collect()
 }
 
+/// What pip's failure comes to: where there is no room, no other source helps.
+fn complained(complaint: &str, shown: &str, dir: &Path) -> Error {
+    // Of a full disk and of a full quota; the numbers are the same in every language.
+    const FULL: [&str; 3] = ["No space left on device", "[Errno 28]", "[Errno 122]"];
+    let found = last_line(complaint);
+    match FULL.iter().any(|words| complaint.contains(*words)) {
+        true => Error::NoSpace { dir: dir.to_owned(), found },
+        false => failure(&format!("{found} ({shown})")),
+    }
+}
+
 fn failure(reason: &str) -> Error {
     Error::Source { source_name: "pip", reason: reason.to_owned() }
 }
@@ -150,6 +181,17 @@ mod tests {
             "ERROR: Exception:\nTraceback (most recent call last):\n  File \"x\"\nOSError: full\n";
         assert_eq!(last_line(text), "OSError: full");
         assert_eq!(last_line(""), "it failed without a word");
+    }
+
+    #[test]
+    fn a_full_disk_is_no_matter_of_the_network() {
+        let said = |complaint: &str| complained(complaint, "pip3", Path::new("/d"));
+        for words in ["No space left on device", "[Errno 28] kein Platz", "[Errno 122] x"] {
+            let error = said(&format!("ERROR: Could not install packages: {words}\n"));
+            assert!(matches!(error, Error::NoSpace { .. }), "{error:?}");
+            assert!(error.to_string().contains(words), "{error}");
+        }
+        assert_eq!(said("ERROR: [Errno 2] x\n").to_string(), "pip: [Errno 2] x (pip3)");
     }
 
     #[test]

@@ -94,7 +94,7 @@ impl Place {
         }
         Err(Error::unsupported(
             format!("{} is neither a folder nor a .zip", path.display()),
-            "a folder or a .zip (unpack other archives first)",
+            "a folder, a .zip or a .onnx file (unpack other archives first)",
         ))
     }
 

@@ -17,7 +17,11 @@ const CPU: &str = "cpu";
 /// The runtime store that belongs to a model store: its sibling `runtime`.
 #[must_use]
 pub fn beside(model_dir: &Path) -> PathBuf {
-    model_dir.parent().unwrap_or(model_dir).join("runtime")
+    match model_dir.file_name() {
+        Some(_) => model_dir.with_file_name("runtime"),
+        // What is written before `..` is no folder around it.
+        None => model_dir.join("../runtime"),
+    }
 }
 
 /// The store of libraries, with a folder for each; cheap to make, holds no file open.

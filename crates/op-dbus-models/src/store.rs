@@ -9,7 +9,7 @@ use crate::manifest::{self, BuiltIn};
 use crate::model::{corrupt, dense_paths, refuse_foreign_writers};
 use crate::pull::{self, PullOptions};
 use crate::staging::{self, Writer};
-use crate::{Error, Family, Level, Model};
+use crate::{Error, Family, Level, Model, shell_word};
 
 /// Our record in each model's folder.
 pub(crate) const RECORD: &str = "op-dbus.json";
@@ -135,11 +135,12 @@ impl Store {
         options: &ImportOptions<'_>,
     ) -> Result<Model, Error> {
         check_new_name(name)?;
-        if self.dir.join(name).exists() {
+        let writer = Writer::begin(&self.dir)?;
+        // Under the lock: else the second of two imports would replace what the first has brought.
+        if writer.root().join(name).exists() {
             let reason = "a model of that name is installed";
             return Err(Error::Name { name: name.to_owned(), reason });
         }
-        let writer = Writer::begin(&self.dir)?;
         let stage = writer.stage()?;
         let files = stage.path().join("files");
         let bring = || {
@@ -201,7 +202,7 @@ pub const USUAL_DIR: &str = "/var/lib/op-dbus/models";
 pub fn named(dir: &Path) -> String {
     match dir == Path::new(USUAL_DIR) {
         true => String::new(),
-        false => format!(" --model-dir {}", dir.display()),
+        false => format!(" --model-dir {}", shell_word(dir)),
     }
 }
 

@@ -1,6 +1,7 @@
 //! Importing ONNX graphs, and the flags that say what a graph does not.
 
 use std::fs;
+use std::os::unix::fs::symlink;
 
 use serde_json::json;
 
@@ -30,6 +31,28 @@ fn a_graph_is_imported_from_its_folder_or_by_its_file() {
     let other = bench.import_graph(&file, "by-file", facts).unwrap();
     assert_eq!(other.files, model.files);
     assert_eq!(other.vector_space(), model.vector_space());
+    let loud = file.with_file_name("MODEL.ONNX");
+    fs::rename(&file, &loud).unwrap();
+    assert_eq!(bench.import_graph(&loud, "loud", facts).unwrap().files, model.files);
+}
+
+#[test]
+fn a_link_to_a_graph_does_not_bring_the_tokenizer_beside_it() {
+    let bench = Bench::new();
+    let (mine, other) = (bench.path("mine"), bench.path("other"));
+    fixture::write_folder(&mine, &graph_files());
+    fixture::write_folder(&other, &graph_files());
+    let facts = OnnxFacts { dimensions: Some(8), pooled: true, finished: true };
+    let link = mine.join("onnx/link.onnx");
+    symlink("model.onnx", &link).unwrap();
+    bench.import_graph(&link, "inside", facts).unwrap();
+    fs::remove_file(&link).unwrap();
+    symlink(other.join("onnx/model.onnx"), &link).unwrap();
+    let message = bench.import_graph(&link, "outside", facts).unwrap_err().to_string();
+    assert!(message.contains("link.onnx is a symbolic link to "), "{message}");
+    assert!(message.contains("`cp -rL`"), "{message}");
+    let message = bench.import_graph(&mine.join("none.onnx"), "absent", facts).unwrap_err();
+    assert!(message.to_string().starts_with("cannot read "), "{message}");
 }
 
 #[test]

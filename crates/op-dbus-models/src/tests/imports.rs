@@ -10,6 +10,7 @@ use safetensors::tensor::TensorView;
 use serde_json::{Value, json};
 
 use super::fixture::{self, Bench, WIDTH, WORDS, modules, pooling, refusal, set};
+use crate::staging::Writer;
 use crate::{Error, Family, Pooling};
 
 #[test]
@@ -258,6 +259,21 @@ fn names_are_checked() {
     let error = bench.import(&source, "my-model_2.5").unwrap_err();
     assert!(error.to_string().contains("is installed"), "{error}");
     assert_eq!(bench.visible(), ["my-model_2.5"]);
+}
+
+#[test]
+fn a_name_is_looked_for_under_the_lock() {
+    let bench = Bench::new();
+    bench.import_files(&fixture::model("bert")).unwrap();
+    let source = bench.path("source");
+    fixture::write_folder(&source, &fixture::model("bert"));
+    // Whatever is there by now, another import may be about to bring it.
+    let writer = Writer::begin(bench.store.dir()).unwrap();
+    let error = bench.import(&source, "mine").unwrap_err();
+    assert!(matches!(error, Error::Busy { .. }), "{error}");
+    drop(writer);
+    let error = bench.import(&source, "mine").unwrap_err();
+    assert!(matches!(error, Error::Name { .. }), "{error}");
 }
 
 #[test]

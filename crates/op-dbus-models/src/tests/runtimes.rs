@@ -86,6 +86,10 @@ fn files(prefix: &str) -> Files {
 fn the_runtime_lies_beside_the_models() {
     let path = beside(Path::new("/var/lib/op-dbus/models"));
     assert_eq!(path, Path::new("/var/lib/op-dbus/runtime"));
+    // Not in a folder of models.
+    for here in [".", "..", "/srv/models/low/.."] {
+        assert_eq!(beside(Path::new(here)), Path::new(here).join("../runtime"));
+    }
 }
 
 #[test]

@@ -20,6 +20,8 @@ use op_dbus_daemon::service::candidates;
 use op_dbus_daemon::settings::options::fleet;
 use op_dbus_daemon::settings::{Bus, Loaded, Origin, Provider};
 use op_dbus_models::{Level, manifest};
+use tokio::sync::OnceCell;
+use tokio::task::{spawn_blocking, yield_now};
 
 use super::config::Files;
 use super::terminal::colour;
@@ -27,7 +29,7 @@ use super::{Done, EXIT_CODES, Failure, print};
 use check::{Check, PROOF, Section};
 use folders::Who;
 use loader::Loader;
-use machine::Root;
+use machine::{Listed, Root};
 use page::Findings;
 use unit::Unit;
 
@@ -98,6 +100,7 @@ pub fn run(args: Args) -> Done {
         bus_origin,
         loaded,
         root: Root::system(),
+        listed: OnceCell::new(),
         loader: Loader::here(),
         unit,
         variables,
@@ -120,6 +123,8 @@ struct Examination {
     bus_origin: Origin,
     loaded: Loaded,
     root: Root,
+    /// What NVIDIA's own program tells of the devices, once it was asked.
+    listed: OnceCell<Option<Listed>>,
     loader: Option<Loader>,
     unit: Result<Unit, String>,
     /// Names of the settings that the unit's environment has.
@@ -136,7 +141,11 @@ struct Examination {
 impl Examination {
     async fn findings(&self) -> Findings {
         let settings = &self.loaded.settings;
-        let (model, own_graph) = general::model(&self.loaded);
+        let loaded = self.loaded.clone();
+        // It reads the whole of the model, where a signal is not heard.
+        let model = spawn_blocking(move || general::model(&loaded)).await;
+        let (model, own_graph) =
+            model.unwrap_or_else(|error| (Check::unchecked("model", error.to_string()), None));
         let who = Who::of(self.unit.as_ref().ok().and_then(Unit::user).as_deref());
         let can_compute = !self.quick && !model.failed();
         let (service, bus) = service::checks(&self.bus, &self.bus_origin).await;
@@ -156,7 +165,9 @@ impl Examination {
         let mut providers = Vec::new();
         for provider in names().filter(|one| self.named.is_empty() || asked.contains(one)) {
             let is_asked = asked.contains(&provider);
-            let mut checks = self.looks(provider, own_graph.as_deref());
+            // Libraries are read here; between them a signal is heard.
+            yield_now().await;
+            let mut checks = self.looks(provider, own_graph.as_deref()).await;
             if is_asked {
                 checks.push(self.proof(provider, can_compute, &checks).await);
             }
@@ -171,10 +182,13 @@ impl Examination {
     }
 
     /// What can be seen without starting anything, in the order in which it is to be mended.
-    fn looks(&self, provider: Provider, own_graph: Option<&str>) -> Vec<Check> {
+    async fn looks(&self, provider: Provider, own_graph: Option<&str>) -> Vec<Check> {
         let facts = facts::configured(provider, &self.loaded.settings);
         let mut checks = machine::checks(&self.root, facts);
-        checks.extend(machine::capability(facts));
+        if let Some(driver) = facts.driver {
+            let listed = self.listed.get_or_init(machine::listed).await;
+            checks.extend(listed.as_ref().map(|listed| machine::capability(driver, listed)));
+        }
         checks.extend(nodes::checks(&self.root, facts, nodes::may_open));
         let loader = self.loader.as_ref();
         checks.extend(library::checks(&self.loaded, own_graph, provider, loader));

@@ -18,6 +18,9 @@ use super::{BusArgs, Done, EXIT_CODES, Failure, connect, tell, terminal};
 /// Calls under way at once: enough that the service always has the next batch at hand.
 const CALLS_IN_FLIGHT: usize = 3;
 
+/// Names of standard output. To open it anew would lose what others have written there.
+const STDOUT: [&str; 4] = ["-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"];
+
 /// Turn texts into vectors
 #[derive(clap::Args)]
 #[command(group = ArgGroup::new("format").args(["json", "npy", "csv"]))]
@@ -77,7 +80,7 @@ impl Args {
 }
 
 pub fn run(mut args: Args) -> Done {
-    args.output.take_if(|path| path == Path::new("-"));
+    args.output.take_if(|path| STDOUT.iter().any(|name| path == Path::new(name)));
     let format = args.format();
     if format == Format::Npy && args.output.is_none() && std::io::stdout().is_terminal() {
         return Err(Failure::usage("--npy is not for a terminal: use --output, or a pipe"));

@@ -24,8 +24,10 @@ pub fn block_on_and_clear<F: Future<Output = Done>>(command: F) -> Done {
         let mut signals = Signals::listen()
             .map_err(|error| Failure::refused(format!("can't listen for signals: {error}")))?;
         tokio::select! {
-            done = command => done.map(Ended::Itself),
+            // First, or a command that never waits for long would go on.
+            biased;
             signal = signals.first() => Ok(Ended::By(signal)),
+            done = command => done.map(Ended::Itself),
         }
     });
     match ended? {

@@ -1,6 +1,7 @@
 //! `op-dbus models`: what is in the model store, and how it gets there and out.
 
 mod list;
+mod name;
 mod tokenizer;
 
 use std::error::Error;
@@ -94,7 +95,8 @@ Examples:
 pub struct ImportArgs {
     /// Folder, .zip or .onnx file
     path: PathBuf,
-    /// Name to serve it under (a-z 0-9 . _ -); by default the folder's
+    /// Name to serve it under (a-z 0-9 . _ -); by default the folder's, or the file's without its
+    /// ending
     #[arg(long)]
     name: Option<String>,
     /// Pooling of an ONNX graph that ends in token vectors and has no 1_Pooling folder; refused
@@ -211,7 +213,7 @@ fn pull(store: &Store, args: &PullArgs, json: bool) -> Outcome {
 fn import(store: &Store, args: &ImportArgs, json: bool) -> Outcome {
     let name = match &args.name {
         Some(name) => name.clone(),
-        None => name_from(&args.path)?,
+        None => name::of(&args.path)?,
     };
     let progress = Progress::stderr();
     let dimensions = args.dimensions.map(NonZeroUsize::get);
@@ -230,14 +232,6 @@ fn import(store: &Store, args: &ImportArgs, json: bool) -> Outcome {
     };
     let model = store.import(&args.path, &name, &options)?;
     tell(&model, &format!("imported from {}", model.source), json)
-}
-
-/// The last folder or file name of the path, in lower case and without its ending.
-fn name_from(path: &Path) -> Result<String, Box<dyn Error + Send + Sync>> {
-    let path = path.canonicalize().map_err(|e| format!("cannot read {}: {e}", path.display()))?;
-    let name = if path.is_dir() { path.file_name() } else { path.file_stem() };
-    let name = name.map(|name| name.to_string_lossy().to_lowercase());
-    name.ok_or_else(|| format!("{} has no name to use; add --name", path.display()).into())
 }
 
 /// What the import wants to know of a graph, of which the user may have said how wide its vectors are.

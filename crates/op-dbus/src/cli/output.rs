@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io::{self, BufWriter, Seek, Write};
 use std::os::unix::fs::FileExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use op_dbus_daemon::bus::encoding::Encoding;
 use op_dbus_daemon::npy;
@@ -51,8 +51,9 @@ pub struct Vectors<'a> {
 /// A file that begins with room for an npy header.
 struct Matrix {
     values: BufWriter<File>,
-    /// Whether the file is the output itself; else it is copied there in the end.
-    is_output: bool,
+    /// The folder that the file is in, which nobody has named; nothing where it is the output itself and not copied
+    /// there in the end.
+    kept_in: Option<PathBuf>,
 }
 
 /// Where vectors go.
@@ -73,11 +74,13 @@ impl Writer {
     pub fn new(format: Format, path: Option<&Path>) -> io::Result<Self> {
         let Some(path) = path else { return Self::to(format, Box::new(io::stdout()), None) };
         let unnamed = Unnamed::new(path, format == Format::Npy)?;
-        let file = match &unnamed {
-            Some(unnamed) => unnamed.open()?,
-            None => unnamed::emptied(path)?,
+        // A matrix begins where its file does.
+        let (file, is_ours) = match &unnamed {
+            Some(unnamed) => (unnamed.open()?, true),
+            None if unnamed::is_open(path) => (unnamed::joined(path)?, false),
+            None => (unnamed::emptied(path)?, true),
         };
-        let writer = if format == Format::Npy && file.metadata()?.is_file() {
+        let writer = if format == Format::Npy && is_ours && file.metadata()?.is_file() {
             Self::to(format, Box::new(io::empty()), Some(file))?
         } else {
             Self::to(format, Box::new(file), None)?
@@ -141,7 +144,7 @@ impl Writer {
                 self.out.write_all(b"\n")
             }
             Format::Npy => match &mut self.matrix {
-                Some(matrix) => matrix.values.write_all(row),
+                Some(matrix) => matrix.write(row),
                 None => Ok(()),
             },
         }
@@ -162,25 +165,41 @@ impl Writer {
 impl Matrix {
     /// A matrix in the empty file `output`, or in one of its own.
     fn new(output: Option<File>) -> io::Result<Self> {
-        let is_output = output.is_some();
-        let file = match output {
-            Some(file) => file,
-            None => unnamed::temporary()?,
+        let (file, kept_in) = match output {
+            Some(file) => (file, None),
+            None => {
+                let (file, folder) = unnamed::temporary()?;
+                (file, Some(folder))
+            }
         };
         let mut values = BufWriter::new(file);
         // Not a header yet: an output that was broken off is nothing that NumPy would read.
         values.write_all(&[0; npy::HEADER_BYTES])?;
-        Ok(Self { values, is_output })
+        Ok(Self { values, kept_in })
     }
 
-    fn finish(self, header: &[u8], out: &mut impl Write) -> io::Result<()> {
-        let mut file = self.values.into_inner().map_err(io::IntoInnerError::into_error)?;
-        file.write_all_at(header, 0)?;
-        if !self.is_output {
+    fn write(&mut self, row: &[u8]) -> io::Result<()> {
+        self.values.write_all(row).map_err(|error| self.told(error))
+    }
+
+    fn finish(mut self, header: &[u8], out: &mut impl Write) -> io::Result<()> {
+        let whole = self.values.flush();
+        let whole = whole.and_then(|()| self.values.get_ref().write_all_at(header, 0));
+        whole.map_err(|error| self.told(error))?;
+        if self.kept_in.is_some() {
+            let file = self.values.get_mut();
             file.rewind()?;
-            io::copy(&mut file, out)?;
+            io::copy(file, out)?;
         }
         Ok(())
+    }
+
+    /// An error of its file, with the folder where that is not the output's.
+    fn told(&self, error: io::Error) -> io::Error {
+        match &self.kept_in {
+            Some(folder) => unnamed::kept_in(folder, &error),
+            None => error,
+        }
     }
 }
 
@@ -350,6 +369,20 @@ mod tests {
         let mut writer = Writer::new(Format::Csv, Some(&path)).unwrap();
         write(&mut writer);
         assert_eq!(fs::read(&path).unwrap(), written(Format::Csv));
+    }
+
+    #[test]
+    fn a_full_temporary_folder_is_not_told_as_the_output() {
+        let full = || File::options().write(true).open("/dev/full").unwrap();
+        let matrix = |kept_in| Matrix { values: BufWriter::new(full()), kept_in };
+        let written = |mut matrix: Matrix| matrix.write(&[0; 16 << 10]).unwrap_err();
+        let finished = |matrix: Matrix| matrix.finish(&[0; 128], &mut io::sink()).unwrap_err();
+        for error in [written(matrix(Some("/a".into()))), finished(matrix(Some("/a".into())))] {
+            assert_eq!(error.kind(), io::ErrorKind::StorageFull);
+            let why = " in /a, where it is kept until it is whole; set TMPDIR";
+            assert!(error.to_string().contains(why), "{error}");
+        }
+        assert!(!written(matrix(None)).to_string().contains("TMPDIR"));
     }
 
     #[test]

@@ -54,7 +54,9 @@ impl StoreArgs {
     /// The folder that is named, else the one that the service would use.
     fn model_dir(&self) -> Result<PathBuf, Failure> {
         if let Some(folder) = &self.model_dir {
-            return Ok(folder.clone());
+            // `.` has neither a folder around it nor a meaning in a command that is told.
+            let told = |error| Failure::usage(format!("--model-dir {}: {error}", folder.display()));
+            return std::path::absolute(folder).map_err(told);
         }
         Ok(Settings::load(&Sources::of_process(BTreeMap::new()))?.settings.model_dir)
     }
@@ -97,5 +99,17 @@ fn ended(outcome: Outcome) -> Done {
             (None, true) => Failure::usage(error.to_string()),
             (None, false) => Failure::refused(error.to_string()),
         }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_folder_that_one_is_in_is_a_store_of_its_own() {
+        let args = |dir: &str| StoreArgs { model_dir: Some(dir.into()), json: false };
+        assert_eq!(args(".").model_dir().unwrap(), std::env::current_dir().unwrap());
+        assert!(args("").model_dir().is_err());
     }
 }

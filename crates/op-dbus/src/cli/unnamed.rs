@@ -1,5 +1,7 @@
 //! A file that has no name until it is whole.
 
+use std::env;
+use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::{self, Seek};
 use std::os::fd::AsRawFd;
@@ -30,10 +32,8 @@ impl Unnamed {
     /// # Errors
     /// When the file that is there may not be written to.
     pub fn new(path: &Path, new: bool) -> io::Result<Option<Self>> {
-        // Names of what this process was started with, which somebody else goes on writing to.
-        const OPEN: [&str; 4] = ["/dev/fd", "/dev/stderr", "/dev/stdout", "/proc"];
         let (place, old) = match fs::metadata(path) {
-            _ if OPEN.iter().any(|open| path.starts_with(open)) => return Ok(None),
+            _ if is_open(path) => return Ok(None),
             Ok(old) if old.is_file() => {
                 // Who may not write to a file may not replace it either.
                 let old = File::options().write(true).open(path)?;
@@ -50,7 +50,7 @@ impl Unnamed {
             }
             (Ok(file), None) => (file, true),
             // The folder is another's, or of a file system that can't: there is still the old file.
-            (Err(_), Some(_)) => (temporary()?, false),
+            (Err(_), Some(_)) => (temporary()?.0, false),
             (Err(_), None) => return Ok(None),
         };
         Ok(Some(Self { file, place, may_replace }))
@@ -104,6 +104,17 @@ fn has_acl(file: &File) -> bool {
     rustix::fs::fgetxattr_query(file, ACL).is_ok()
 }
 
+/// Whether this is the name of what this process was started with, which somebody else goes on writing to.
+pub fn is_open(path: &Path) -> bool {
+    const OPEN: [&str; 4] = ["/dev/fd", "/dev/stderr", "/dev/stdout", "/proc"];
+    OPEN.iter().any(|open| path.starts_with(open))
+}
+
+/// What has such a name, to write behind what is in it.
+pub fn joined(path: &Path) -> io::Result<File> {
+    File::options().append(true).open(path)
+}
+
 /// The file at `path`, emptied, or a new one. What is there is opened as such: in a folder that all may write to, as
 /// /tmp, Linux refuses to open with `O_CREAT` what is another's (`fs.protected_regular`, `fs.protected_fifos`).
 pub fn emptied(path: &Path) -> io::Result<File> {
@@ -119,23 +130,39 @@ pub fn file(folder: &Path, mode: u32) -> io::Result<File> {
     Ok(File::from(open(folder, flags, Mode::from_bits_truncate(mode))?))
 }
 
-/// The same in the folder for temporary files.
+/// The same in the folder for temporary files, and that folder.
 ///
 /// # Errors
 /// One sentence with that folder, which nobody has named on the command line.
-pub fn temporary() -> io::Result<File> {
-    let folder = std::env::temp_dir();
-    file(&folder, 0o600).map_err(|error| {
-        let kind = error.kind();
-        let folder = folder.display();
-        io::Error::new(
-            kind,
-            format!(
+pub fn temporary() -> io::Result<(File, PathBuf)> {
+    let folder = folder_for(env::var_os("TMPDIR"));
+    match file(&folder, 0o600) {
+        Ok(file) => Ok((file, folder)),
+        Err(error) => {
+            let folder = folder.display();
+            let sentence = format!(
                 "no temporary file can be made in {folder}, where it is kept until it is whole \
                  ({error}); set TMPDIR to another folder"
-            ),
-        )
-    })
+            );
+            Err(io::Error::new(error.kind(), sentence))
+        }
+    }
+}
+
+/// The error of what is kept in a folder that nobody has named.
+pub fn kept_in(folder: &Path, error: &io::Error) -> io::Error {
+    let folder = folder.display();
+    let sentence = format!(
+        "{error} in {folder}, where it is kept until it is whole; set TMPDIR to another folder"
+    );
+    io::Error::new(error.kind(), sentence)
+}
+
+/// The folder for large files, of which one may be `named`: `/tmp` is often in memory.
+fn folder_for(named: Option<OsString>) -> PathBuf {
+    let large = || Some(PathBuf::from("/var/tmp")).filter(|folder| folder.is_dir());
+    let named = named.filter(|folder| !folder.is_empty()).map(PathBuf::from);
+    named.or_else(large).unwrap_or_else(env::temp_dir)
 }
 
 #[cfg(test)]
@@ -153,6 +180,15 @@ mod tests {
     fn what_is_no_file_of_its_own_is_written_to_as_it_is() {
         for path in ["/dev/null", "/dev/stdout", "/proc/self/fd/1"] {
             assert!(Unnamed::new(Path::new(path), true).unwrap().is_none(), "{path}");
+        }
+    }
+
+    #[test]
+    fn what_is_large_is_not_kept_in_memory() {
+        assert_eq!(folder_for(Some("/named".into())), Path::new("/named"));
+        for nothing in [None, Some(OsString::new())] {
+            let folder = folder_for(nothing);
+            assert_eq!(folder == Path::new("/var/tmp"), Path::new("/var/tmp").is_dir());
         }
     }
 
@@ -216,7 +252,7 @@ mod tests {
         let rules = vec![SeccompRule::new(vec![creates.unwrap()]).unwrap()];
         let rules = [(libc::SYS_openat, rules)].into();
         let refuse = SeccompAction::Errno(libc::EACCES as u32);
-        let architecture = std::env::consts::ARCH.try_into().unwrap();
+        let architecture = env::consts::ARCH.try_into().unwrap();
         let filter = SeccompFilter::new(rules, SeccompAction::Allow, refuse, architecture).unwrap();
         seccompiler::apply_filter(&BpfProgram::try_from(filter).unwrap()).unwrap();
     }

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use nix::sys::statvfs::{FsFlags, statvfs};
 use nix::unistd::{AccessFlags, Gid, Group, Uid, User, eaccess, geteuid, getgrouplist, getuid};
 use op_dbus_daemon::settings::Settings;
-use op_dbus_models::cache;
+use op_dbus_models::{cache, shell_word};
 use rustix::fs::getxattr_query;
 
 use super::check::Check;
@@ -142,7 +142,7 @@ fn check(name: &'static str, path: &Path, purpose: Use, who: &Who) -> Check {
         Some(false) => {}
         None => return listed(name, user, &there),
     }
-    let place = there.display();
+    let place = shell_word(&there);
     let verb = if bits == 7 { "write" } else { "read" };
     let found = format!("{user} may not {verb} {}", shown(&there));
     if !is_service && meta.uid() != *uid {
@@ -151,7 +151,7 @@ fn check(name: &'static str, path: &Path, purpose: Use, who: &Who) -> Check {
         return Check::unchecked(name, found);
     }
     let next = match () {
-        () if missing => format!("type `install -d -o {user} -m 755 {}`", path.display()),
+        () if missing => format!("type `install -d -o {user} -m 755 {}`", shell_word(path)),
         () if meta.uid() == *uid => format!("type `chmod u+rwx {place}`"),
         () if purpose == Use::Reads => format!("type `chmod a+rx {place}`"),
         // Nobody else's things are in a folder of that name.
@@ -164,7 +164,7 @@ fn check(name: &'static str, path: &Path, purpose: Use, who: &Who) -> Check {
             };
             format!(
                 "type `install -d -o {user} -m 755 {}` and set `{name}` to {}",
-                own.display(),
+                shell_word(&own),
                 setting.display()
             )
         }
@@ -220,7 +220,7 @@ fn foreign(cache: &Path, who: &Who) -> Option<Check> {
     });
     let mut made = IN_CACHE.map(|name| cache.join(name)).into_iter().chain(of_models);
     let folder = made.find(is_closed)?;
-    let next = format!("type `chown -R {}: {}`", who.name, folder.display());
+    let next = format!("type `chown -R {}: {}`", who.name, shell_word(&folder));
     let found = format!("{} may not write {}", who.name, shown(&folder));
     Some(Check::wrong("cache_dir", found, next))
 }
@@ -243,7 +243,7 @@ fn fit(name: &'static str, path: &Path, missing: bool, meta: &fs::Metadata) -> C
         return Check::ok(name, format!("{} is made when it is needed", path.display()));
     }
     if meta.mode() & 0o002 != 0 && meta.mode() & STICKY == 0 {
-        let next = format!("type `chmod o-w {}`", path.display());
+        let next = format!("type `chmod o-w {}`", shell_word(path));
         return Check::wrong(name, format!("everybody may write {}", shown(path)), next);
     }
     Check::ok(name, shown(path))

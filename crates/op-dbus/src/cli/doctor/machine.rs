@@ -2,10 +2,17 @@
 
 use std::fs;
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::Stdio;
+use std::time::Duration;
+
+use tokio::process::Command;
+use tokio::time::timeout;
 
 use super::check::Check;
 use super::facts::{Descriptions, Driver, Facts, Hardware};
+
+/// How long NVIDIA's own program may take: where the driver hangs it never ends.
+const LIST_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// PCI devices of this class are displays and what computes like one.
 const DISPLAY_CLASSES: [&str; 2] = ["0x03", "0x12"];
@@ -121,12 +128,28 @@ fn descriptions(root: &Root, drivers: &Descriptions) -> Check {
     }
 }
 
-/// Whether the devices are new enough, as the driver's own program tells; nothing without it.
-pub fn capability(facts: &Facts) -> Option<Check> {
-    let least = facts.driver?.capability_min;
-    let asked = ["--query-gpu=index,name,compute_cap", "--format=csv,noheader"];
-    let output = Command::new("nvidia-smi").args(asked).output().ok()?;
-    output.status.success().then(|| capabilities(&String::from_utf8_lossy(&output.stdout), least))
+/// What NVIDIA's own program has told of the devices, or why not.
+pub type Listed = Result<String, String>;
+
+/// What it tells; nothing where it is not there or fails.
+pub async fn listed() -> Option<Listed> {
+    let mut command = Command::new("nvidia-smi");
+    command.args(["--query-gpu=index,name,compute_cap", "--format=csv,noheader"]);
+    command.stdin(Stdio::null()).kill_on_drop(true);
+    let Ok(output) = timeout(LIST_TIMEOUT, command.output()).await else {
+        let seconds = LIST_TIMEOUT.as_secs();
+        return Some(Err(format!("`nvidia-smi` did not answer within {seconds} s")));
+    };
+    let output = output.ok().filter(|output| output.status.success())?;
+    Some(Ok(String::from_utf8_lossy(&output.stdout).into_owned()))
+}
+
+/// Whether the devices are new enough.
+pub fn capability(driver: &Driver, listed: &Listed) -> Check {
+    match listed {
+        Ok(listed) => capabilities(listed, driver.capability_min),
+        Err(why) => Check::unchecked("capability", why),
+    }
 }
 
 fn capabilities(listed: &str, least: f32) -> Check {

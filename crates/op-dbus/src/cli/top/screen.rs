@@ -104,7 +104,10 @@ fn keys(frame: &mut Frame<'_>, view: &View<'_>, pace: Pace, area: Rect) {
     let every = pace.period.as_secs_f64();
     frame.render_widget(view.span(format!("every {every} s"), Colour::Faint), label);
     let shown = format!("the last {}", since(shown.as_secs()));
-    frame.render_widget(view.span(shown, Colour::Faint), rest);
+    // Else one would lie over the other.
+    if shown.len() + 1 + pause.len() <= usize::from(rest.width) {
+        frame.render_widget(view.span(shown, Colour::Faint), rest);
+    }
     frame.render_widget(Line::from(view.span(pause.to_owned(), shade)).right_aligned(), rest);
 }
 

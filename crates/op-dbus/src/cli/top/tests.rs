@@ -141,6 +141,11 @@ fn a_small_terminal_says_what_it_leaves_out() {
     let reading = reading(1, &status(&workers));
     let page = drawn((80, 20), &view(Some(&reading), None), &History::default());
     assert!(page.contains("\nFailures") && page.ends_with("\nand 7 more\n"), "{page}");
+    for (columns, is_told) in [(50, true), (49, false)] {
+        let page = drawn((columns, 20), &view(Some(&reading), None), &History::default());
+        assert!(page.contains("p pauses, q ends\n"), "{page}");
+        assert_eq!(page.contains("the last"), is_told, "{page}");
+    }
     // Nothing is too small to be drawn on.
     for size in [(1, 1), (20, 3), (80, 1)] {
         drawn(size, &view(Some(&reading), None), &History::default());
