@@ -72,6 +72,11 @@ async fn tokens_say_where_they_stand() -> Outcome {
     assert_eq!(told[1], ("uber", false, "Über"));
     assert_eq!(told[told.len() - 2], ("full", false, "full"));
     assert_eq!(told.last(), Some(&("[SEP]", true, "")));
+    let options = Options::from([("covered", Variant::from(true))]);
+    let covered = daemon.client().embedder.tokenize(&texts, options).await?;
+    let covered = covered[0].iter().map(|(_, text, ..)| text.as_str());
+    let expected = told.iter().map(|(piece, special, text)| if *special { piece } else { text });
+    assert_eq!(covered.collect::<Vec<_>>(), expected.copied().collect::<Vec<_>>());
     daemon.stop().await
 }
 
@@ -91,7 +96,7 @@ async fn what_tokens_can_not_be_is_refused() -> Outcome {
     let options = Options::from([("normalize", Variant::from(true))]);
     let message =
         refused(client.embedder.tokenize(&["a"], options).await, ErrorName::InvalidArgument)?;
-    assert!(message.contains("accepted: level, prompt, deadline_ms"), "{message}");
+    assert!(message.contains("accepted: level, prompt, deadline_ms, covered"), "{message}");
     let text = "x".repeat(1 << 20);
     // Each text is within the bounds, and together they are not.
     let both = client.embedder.tokenize(&[&text, "x"], Options::new()).await;

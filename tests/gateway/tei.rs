@@ -15,6 +15,8 @@ tests! {
     the_end_that_is_said_is_cut: [Bus, Curl, Low],
     similarity_knows_prompts: [Bus, Curl, Low],
     null_is_as_good_as_nothing: [Bus, Curl],
+    tokens_have_the_text_that_they_stand_for: [Bus, Curl, Low],
+    refusals_are_told_in_the_words_of_their_clients: [Bus, Curl],
 }
 
 /// A daemon whose model does not normalise by itself.
@@ -73,7 +75,9 @@ async fn the_end_that_is_said_is_cut() -> Outcome {
         ("/rerank", json!({"query": "sun", "texts": [long], "truncate": false})),
     ] {
         let refused = stage.gateway.post(path, &body).await?;
-        assert_eq!((refused.status, &refused.json()?["error_type"]), (413, &json!("too_long")));
+        let told = refused.json()?;
+        assert_eq!((refused.status, &told["code"]), (413, &json!("too_long")));
+        assert_eq!(told["error_type"], "Validation");
     }
     stage.end().await.map(drop)
 }
@@ -121,6 +125,45 @@ async fn null_is_as_good_as_nothing() -> Outcome {
     ] {
         let expected = stage.gateway.post(path, &plain).await?.ok()?;
         assert_eq!(stage.gateway.post(path, &with_nulls).await?.ok()?, expected, "{path}");
+    }
+    stage.end().await.map(drop)
+}
+
+async fn tokens_have_the_text_that_they_stand_for() -> Outcome {
+    let stage = low().await?;
+    let text = "Unbelievable embeddings: café";
+    let words = ["Unbelievable", "em", "bed", "ding", "s", ":", "café"];
+    for (prompt, before) in [(None, ""), (Some("q"), "query: ")] {
+        let body = json!({"inputs": text, "prompt_name": prompt});
+        let told = stage.gateway.post("/tokenize", &body).await?.ok()?;
+        let tokens = told[0].as_array().ok_or("no list")?;
+        assert_eq!(tokens.first().map(|token| &token["text"]), Some(&json!("[CLS]")));
+        let mut found = Vec::new();
+        for token in tokens.iter().filter(|token| token["special"] == false) {
+            let place = |key: &str| token[key].as_u64().ok_or("no number").map(|at| at as usize);
+            let (start, stop) = (place("start")?, place("stop")?);
+            let covered = [before, text].concat()[start..stop].to_owned();
+            assert_eq!(token["text"], covered);
+            found.push(covered);
+        }
+        let of_prompt: &[&str] = if prompt.is_some() { &["query", ":"] } else { &[] };
+        assert_eq!(found, [of_prompt, &words[..]].concat());
+    }
+    stage.end().await.map(drop)
+}
+
+async fn refusals_are_told_in_the_words_of_their_clients() -> Outcome {
+    let stage = Stage::sim().await?;
+    let unknown = json!({"inputs": "a", "prompt_name": "nope"});
+    let told = stage.gateway.post("/embed", &unknown).await?.json()?;
+    assert!(told["error_type"] == "Validation" && told["code"] == "invalid_request", "{told}");
+    for (body, param) in [
+        (json!({"input": "a", "dimensions": 100}), "dimensions"),
+        (json!({"input": [[u32::MAX]]}), "input"),
+        (json!({"input": "a", "model": "text-embedding-3-small"}), "model"),
+    ] {
+        let told = stage.gateway.post("/v1/embeddings", &body).await?.json()?;
+        assert_eq!(told["error"]["param"], param, "{told}");
     }
     stage.end().await.map(drop)
 }

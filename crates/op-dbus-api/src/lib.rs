@@ -141,6 +141,8 @@ pub mod option {
     /// `s`: how texts follow one another in a file descriptor: `lines` (default), `nul` or
     /// `json-lines`.
     pub const FRAMING: &str = "framing";
+    /// `b`, of `Tokenize` alone: each token with the text that it stands for, in place of its piece.
+    pub const COVERED: &str = "covered";
     /// What only some methods know.
     pub const OF_FDS: &[&str] = &[FORMAT, FRAMING];
     /// What every method with options knows.

@@ -201,12 +201,13 @@ impl Pace {
 }
 
 /// What the service refused, as the request has to be told: a model that was named and is not there is the
-/// request's mistake, else it is the service's; and a vector space is asked for here alone, of the calls after
-/// the first.
+/// request's mistake, else it is the service's; a length that the model does not have is that of one argument; and a
+/// vector space is asked for here alone, of the calls after the first.
 fn told(refusal: Refusal, wanted: &Wanted) -> Refusal {
     match refusal.code() {
         "model_not_installed" if wanted.level.is_some() => Refusal::no_model(refusal.message()),
         "wrong_space" => Refusal::changed(),
+        _ if refusal.message().starts_with("dimensions is ") => refusal.about("dimensions"),
         _ => refusal,
     }
 }

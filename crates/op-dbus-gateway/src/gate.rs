@@ -12,7 +12,7 @@ use axum::response::{IntoResponse, Response};
 
 use crate::Gateway;
 use crate::body::unread;
-use crate::refusal::{Refusal, shaped};
+use crate::refusal::{Refusal, Shape, shaped};
 
 /// Routes that tell nothing of anybody: who only reads them needs no key.
 const OPEN: [&str; 4] = ["/", "/health", "/ready", "/openapi.json"];
@@ -23,8 +23,7 @@ const CLIENT_LEFT: u16 = 499;
 
 /// Lets a request through or refuses it, and gives refusals of all that is behind their shape.
 pub async fn pass(State(gateway): State<Arc<Gateway>>, request: Request, next: Next) -> Response {
-    let path = request.uri().path();
-    let openai = path.starts_with("/v1/");
+    let shape = Shape::of(request.uri().path());
     let route = request.extensions().get::<MatchedPath>().map(|path| path.as_str().to_owned());
     let route = route.unwrap_or_else(|| "other".to_owned());
     let mut counted = Counted::new(Arc::clone(&gateway), route);
@@ -38,7 +37,7 @@ pub async fn pass(State(gateway): State<Arc<Gateway>>, request: Request, next: N
         },
         Err(refusal) => unread(request, refusal).into_response(),
     };
-    let mut response = shaped(response, openai);
+    let mut response = shaped(response, shape);
     let status = response.status();
     let headers = response.headers_mut();
     if status == StatusCode::UNAUTHORIZED {

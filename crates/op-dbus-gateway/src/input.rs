@@ -59,7 +59,7 @@ impl TryFrom<Input> for Inputs {
             Input::Mixed(all) => Self::mixed(all)?,
         };
         if inputs.len() == 0 {
-            return Err(Refusal::invalid("the input is an empty list; send at least one text"));
+            return Err(Refusal::empty("the input is an empty list; send at least one text"));
         }
         Ok(inputs)
     }

@@ -40,7 +40,7 @@ impl Models {
     pub async fn wanted(&self, bus: &Bus, name: Option<&str>) -> Result<Wanted, Refusal> {
         let Some(name) = name.filter(|name| *name != DEFAULT) else { return Ok(Wanted::default()) };
         if name.contains('\0') {
-            return Err(no_zero("the model's name"));
+            return Err(no_zero("the model's name").about("model"));
         }
         let mut lease = bus.lease().await?;
         let embedder = lease.embedder().await?;

@@ -7,7 +7,7 @@ use axum::body::Body;
 use axum::http::header::{CONTENT_TYPE, RETRY_AFTER};
 use axum::http::{HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
-use op_dbus_api::{BUS_NAME, Error, ErrorName, about_text, retry_after};
+use op_dbus_api::{BUS_NAME, Error, ErrorName, about_text, is_about_text, retry_after};
 use serde_json::json;
 use zbus::fdo;
 
@@ -23,17 +23,49 @@ pub struct Refusal {
     /// One sentence.
     message: String,
     retry_after_s: Option<u64>,
+    /// The argument that it is about, where that is known.
+    param: Option<&'static str>,
+    /// Whether a list has nothing that must have something.
+    is_empty: bool,
+}
+
+/// Whose clients ask a route, and so how they are told a refusal.
+#[derive(Clone, Copy)]
+pub enum Shape {
+    /// OpenAI's.
+    OpenAi,
+    /// Those of text-embeddings-inference.
+    Inference,
+    /// Any.
+    Own,
+}
+
+impl Shape {
+    /// That of the route at this path.
+    pub fn of(path: &str) -> Self {
+        match path {
+            "/" | "/embed" | "/similarity" | "/rerank" | "/tokenize" => Self::Inference,
+            path if path.starts_with("/v1/") => Self::OpenAi,
+            _ => Self::Own,
+        }
+    }
 }
 
 impl Refusal {
     /// A refusal with its one sentence.
     pub fn new(status: StatusCode, code: &'static str, message: impl Into<String>) -> Self {
-        Self { status, code, message: message.into(), retry_after_s: None }
+        let message = message.into();
+        Self { status, code, message, retry_after_s: None, param: None, is_empty: false }
     }
 
     /// The request itself is wrong.
     pub fn invalid(message: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, "invalid_request", message)
+    }
+
+    /// A list has nothing, and must have something.
+    pub fn empty(message: impl Into<String>) -> Self {
+        Self { is_empty: true, ..Self::invalid(message) }
     }
 
     /// More than the gateway takes.
@@ -55,7 +87,7 @@ impl Refusal {
 
     /// No model of this name can be had.
     pub fn no_model(message: impl Into<String>) -> Self {
-        Self::new(StatusCode::NOT_FOUND, "model_not_found", message)
+        Self::new(StatusCode::NOT_FOUND, "model_not_found", message).about("model")
     }
 
     /// The calls of a request would be of several models.
@@ -73,6 +105,12 @@ impl Refusal {
     /// The client is to come back after this many seconds.
     pub fn retry_after(mut self, seconds: u64) -> Self {
         self.retry_after_s = Some(seconds);
+        self
+    }
+
+    /// The same, which is about this argument of the request.
+    pub fn about(mut self, param: &'static str) -> Self {
+        self.param = Some(param);
         self
     }
 
@@ -185,12 +223,25 @@ impl Refusal {
             400..=499 => "invalid_request_error",
             _ => "server_error",
         };
-        json!({"error": {"message": self.message, "type": kind, "param": null, "code": self.code}})
+        let param = self.param.or_else(|| is_about_text(&self.message).then_some("input"));
+        json!({"error": {"message": self.message, "type": kind, "param": param, "code": self.code}})
     }
 
-    /// As all other routes tell it.
-    fn plain(&self) -> serde_json::Value {
-        json!({"error": self.message, "error_type": self.code})
+    /// What text-embeddings-inference calls it, if it has a word for it.
+    fn inference(&self) -> &'static str {
+        match self.status.as_u16() {
+            _ if self.is_empty => "Empty",
+            400 | 413 => "Validation",
+            429 => "Overloaded",
+            503 => "Unhealthy",
+            500 | 504 => "Backend",
+            _ => self.code,
+        }
+    }
+
+    /// As all routes but OpenAI's tell it.
+    fn plain(&self, kind: &str) -> serde_json::Value {
+        json!({"error": self.message, "error_type": kind, "code": self.code})
     }
 }
 
@@ -207,9 +258,13 @@ impl IntoResponse for Refusal {
 }
 
 /// Gives a refusal its body.
-pub fn shaped(mut response: Response, openai: bool) -> Response {
+pub fn shaped(mut response: Response, shape: Shape) -> Response {
     let Some(refusal) = response.extensions_mut().remove::<Refusal>() else { return response };
-    let body = if openai { refusal.openai() } else { refusal.plain() };
+    let body = match shape {
+        Shape::OpenAi => refusal.openai(),
+        Shape::Inference => refusal.plain(refusal.inference()),
+        Shape::Own => refusal.plain(refusal.code),
+    };
     *response.body_mut() = Body::from(body.to_string());
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     response
@@ -224,6 +279,45 @@ fn seconds(message: &str) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fuzz::said_to_post;
+
+    /// The body of what is said without a service.
+    fn said(path: &str, body: &str) -> serde_json::Value {
+        let said = said_to_post(path, "", body);
+        let (_, body) = said.split_once("\r\n\r\n").expect("a body");
+        serde_json::from_str(body).expect("JSON")
+    }
+
+    #[test]
+    fn clients_of_text_embeddings_inference_are_told_in_its_words() {
+        let pair = r#"{"inputs": {"source_sentence": "a", "sentences": []}}"#;
+        for (path, body, kind, code) in [
+            ("/embed", r#"{"inputs": "a"}"#, "Unhealthy", "service_unavailable"),
+            ("/", r#"{"inputs": true}"#, "Validation", "invalid_request"),
+            ("/embed", r#"{"inputs": []}"#, "Empty", "invalid_request"),
+            ("/tokenize", r#"{"inputs": []}"#, "Empty", "invalid_request"),
+            ("/rerank", r#"{"query": "a", "texts": []}"#, "Empty", "invalid_request"),
+            ("/similarity", pair, "Empty", "invalid_request"),
+            ("/add", "{}", "invalid_request", "invalid_request"),
+        ] {
+            let told = said(path, body);
+            assert!(told["error_type"] == kind && told["code"] == code, "{path} {body}: {told}");
+        }
+    }
+
+    #[test]
+    fn clients_of_openai_are_told_the_argument() {
+        for (body, param) in [
+            (r#"{"input": []}"#, json!("input")),
+            (r#"{"input": "\u0000"}"#, json!("input")),
+            (r#"{"input": "a", "encoding_format": "hex"}"#, json!("encoding_format")),
+            (r#"{"input": "a", "model": "\u0000"}"#, json!("model")),
+            (r#"{"input": "a"}"#, json!(null)),
+        ] {
+            let told = said("/v1/embeddings", body);
+            assert_eq!(told["error"]["param"], param, "{body}: {told}");
+        }
+    }
 
     #[test]
     fn the_hint_when_to_come_back_is_in_seconds() {

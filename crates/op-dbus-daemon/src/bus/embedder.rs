@@ -171,7 +171,8 @@ impl Embedder {
         #[zbus(header)] header: Header<'_>,
     ) -> Result<Vec<Vec<Token>>, Refusal> {
         let work = async move |calls: Calls, caller: Caller| {
-            let options = options::parse_for_tokens(&options.0, Instant::now())?;
+            let Wanted { options, covered, .. } =
+                options::parse_for_tokens(&options.0, Instant::now())?;
             let texts = texts.all()?;
             let (count, bytes) = (texts.len(), texts.iter().map(String::len).sum());
             let served = calls.serving(&caller, (count, bytes), options.level, options.deadline);
@@ -183,9 +184,10 @@ impl Embedder {
             let what = "all texts were made tokens of; allow more time or send less";
             let pieces = async { Ok(work.await?) };
             let pieces = in_time(&caller, options.deadline, what, pieces).await?;
-            let bytes = token_bytes(&pieces)?;
+            let tokens = tokens(pieces, covered);
+            let bytes = token_bytes(&tokens)?;
             calls.room(&caller, Reply::Tokens(bytes), options.deadline).await?;
-            Ok(tokens(pieces))
+            Ok(tokens)
         };
         self.calls.run(connection, &header, work).await
     }

@@ -25,6 +25,8 @@ pub struct Wanted {
     pub format: Format,
     /// How texts follow one another in a file descriptor.
     pub framing: Framing,
+    /// Whether tokens are told by the text that they stand for.
+    pub covered: bool,
 }
 
 /// The value of an option, of which nothing is kept that no option may have: zbus makes sixty bytes of each byte of an
@@ -129,7 +131,8 @@ pub fn parse(
     let accepted = || [option::ALL, more].concat();
     for (key, value) in options {
         let found = Found { key, value };
-        if option::OF_FDS.contains(key) && !more.contains(key) {
+        let is_of_some = option::OF_FDS.contains(key) || *key == option::COVERED;
+        if is_of_some && !more.contains(key) {
             return Err(unknown(key, &accepted()));
         }
         match *key {
@@ -141,6 +144,7 @@ pub fn parse(
             option::ENCODING => wanted.encoding = found.choice(&encoding::NAMES)?,
             option::FORMAT => wanted.format = found.choice(&Format::NAMES)?,
             option::FRAMING => wanted.framing = found.choice(&Framing::NAMES)?,
+            option::COVERED => wanted.covered = found.flag()?,
             option::PRIORITY => parsed.priority = Some(found.choice(&PRIORITIES)?),
             option::DEADLINE_MS => {
                 parsed.deadline = Some(now + Duration::from_millis(found.number()?.into()));
@@ -157,14 +161,12 @@ pub fn parse(
 ///
 /// # Errors
 /// As [`parse`].
-pub fn parse_for_tokens(
-    options: &HashMap<&str, Value<'_>>,
-    now: Instant,
-) -> Result<Options, Error> {
-    const ACCEPTED: [&str; 3] = [option::LEVEL, option::PROMPT, option::DEADLINE_MS];
+pub fn parse_for_tokens(options: &HashMap<&str, Value<'_>>, now: Instant) -> Result<Wanted, Error> {
+    const ACCEPTED: [&str; 4] =
+        [option::LEVEL, option::PROMPT, option::DEADLINE_MS, option::COVERED];
     match options.keys().find(|key| !ACCEPTED.contains(key)) {
         Some(key) => Err(unknown(key, &ACCEPTED)),
-        None => Ok(parse(options, &[], now)?.options),
+        None => parse(options, &[option::COVERED], now),
     }
 }
 
@@ -292,8 +294,10 @@ mod tests {
             ("device", Value::Text("cpu:0")),
             ("format", Value::Text("npy")),
             ("framing", Value::Text("nul")),
+            ("covered", Value::Flag(true)),
         ]);
-        assert_eq!(given.len(), option::ALL.len() + option::OF_FDS.len());
+        let more = [option::OF_FDS, &[option::COVERED]].concat();
+        assert_eq!(given.len(), option::ALL.len() + more.len());
         let options = Options {
             level: Some(Level::Low),
             dimensions: Some(64),
@@ -305,9 +309,9 @@ mod tests {
             expect_space: Some("ab-f32".to_owned()),
             device: Some("cpu:0".to_owned()),
         };
-        let expected =
-            Wanted { options, encoding: Encoding::I8, format: Format::Npy, framing: Framing::Nul };
-        assert_eq!(parse(&given, option::OF_FDS, now).unwrap(), expected);
+        let (encoding, format, framing) = (Encoding::I8, Format::Npy, Framing::Nul);
+        let expected = Wanted { options, encoding, format, framing, covered: true };
+        assert_eq!(parse(&given, &more, now).unwrap(), expected);
     }
 
     #[test]
@@ -325,8 +329,10 @@ mod tests {
             refusal("level", "none"),
             "option level is \"none\"; accepted: low, medium, high"
         );
-        let elsewhere = refusal("framing", "lines");
-        assert!(elsewhere.starts_with("there is no option \"framing\"; accepted: level"));
+        for (elsewhere, value) in [("framing", Variant::from("lines")), ("covered", true.into())] {
+            let start = format!("there is no option \"{elsewhere}\"; accepted: level");
+            assert!(refusal(elsewhere, value).starts_with(&start));
+        }
         assert_eq!(
             refusal("dimensions", -1_i32),
             "option dimensions has the type i; it must be an unsigned number (u)"

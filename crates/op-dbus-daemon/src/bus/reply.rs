@@ -122,7 +122,7 @@ impl Embedded {
     }
 }
 
-/// A token as `Tokenize` tells it: id, piece, whether it is special, and its bytes in the text.
+/// A token as `Tokenize` tells it: id, piece or what it covers, whether it is special, and its bytes in the text.
 pub type Token = (u32, String, bool, u32, u32);
 
 /// Four numbers, the length of the piece and its end, and what aligns them.
@@ -141,8 +141,8 @@ pub fn token_bytes_max(texts: usize, bytes: usize) -> usize {
 ///
 /// # Errors
 /// `TooLarge` when they can't be sent inline.
-pub fn token_bytes(texts: &[Vec<Piece>]) -> Result<usize, Error> {
-    let bytes = |piece: &Piece| TOKEN_BYTES + piece.piece.len();
+pub fn token_bytes(texts: &[Vec<Token>]) -> Result<usize, Error> {
+    let bytes = |(_, piece, ..): &Token| TOKEN_BYTES + piece.len();
     let found: usize = texts.iter().flatten().map(bytes).sum();
     let limit = INLINE_REPLY_BYTES_MAX as usize;
     if found > limit {
@@ -156,11 +156,12 @@ pub fn token_bytes(texts: &[Vec<Piece>]) -> Result<usize, Error> {
     Ok(found)
 }
 
-/// The tokens of each text.
-pub fn tokens(texts: Vec<Vec<Piece>>) -> Vec<Vec<Token>> {
+/// The tokens of each text, by their pieces or by what they cover.
+pub fn tokens(texts: Vec<Vec<Piece>>, by_covered: bool) -> Vec<Vec<Token>> {
     let token = |token: Piece| {
-        let Piece { id, piece, special, start, end } = token;
-        (id, piece, special, wire(start), wire(end))
+        let Piece { id, piece, covered, special, start, end } = token;
+        let text = covered.filter(|_| by_covered).map_or(piece, String::from);
+        (id, text, special, wire(start), wire(end))
     };
     texts.into_iter().map(|pieces| pieces.into_iter().map(token).collect()).collect()
 }

@@ -13,6 +13,8 @@ pub struct Piece {
     pub id: u32,
     /// Its name in the vocabulary, as the model's kind of tokenizer writes it.
     pub piece: String,
+    /// The part of the text that it stands for, where the piece is not written so; of special tokens none.
+    pub covered: Option<Box<str>>,
     /// Whether the model puts it around every text.
     pub special: bool,
     /// Bytes of the text that it stands for; of special tokens none.
@@ -66,14 +68,12 @@ impl Tokenizer {
         let specials = encoding.get_special_tokens_mask();
         let names = encoding.get_ids().iter().zip(encoding.get_tokens());
         let pieces = names.zip(specials).zip(encoding.get_offsets());
-        let piece =
-            |(((id, piece), special), (start, end)): (((&u32, &String), &u32), &(_, _))| Piece {
-                id: *id,
-                piece: piece.clone(),
-                special: *special == 1,
-                start: byte(*start),
-                end: byte(*end),
-            };
+        let piece = |(((id, piece), special), (start, end)): (((&u32, &String), &u32), &(_, _))| {
+            let (special, start, end) = (*special == 1, byte(*start), byte(*end));
+            let covered = text.get(start..end).filter(|covered| !special && *covered != piece);
+            let covered = covered.map(Box::from);
+            Piece { id: *id, piece: piece.clone(), covered, special, start, end }
+        };
         Ok(pieces.map(piece).collect())
     }
 }
@@ -135,6 +135,9 @@ mod tests {
         let places: Vec<_> = pieces.iter().map(|p| (p.special, p.start, p.end)).collect();
         let expected = [(true, 0, 0), (false, 0, 1), (false, 1, 3), (false, 1, 3), (true, 0, 0)];
         assert_eq!(places, expected);
+        let covered: Vec<_> = pieces.iter().map(|p| p.covered.as_deref()).collect();
+        // Half of a letter is written as another letter.
+        assert_eq!(covered, [None, None, Some("é"), Some("é"), None]);
     }
 
     #[test]

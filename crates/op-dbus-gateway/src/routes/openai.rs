@@ -26,18 +26,30 @@ use crate::work::Work;
 pub struct Embeddings {
     input: Input,
     model: Option<String>,
-    encoding_format: Option<Encoding>,
+    encoding_format: Option<String>,
     dimensions: Option<u32>,
     /// For whom the client asks; nothing is done with it here.
     #[serde(rename = "user")]
     _user: Option<String>,
 }
 
-#[derive(Clone, Copy, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[derive(Clone, Copy)]
 enum Encoding {
     Float,
     Base64,
+}
+
+impl Encoding {
+    fn of(name: Option<&str>) -> Result<Self, Refusal> {
+        match name {
+            None | Some("float") => Ok(Self::Float),
+            Some("base64") => Ok(Self::Base64),
+            Some(_) => {
+                let message = "encoding_format is neither float nor base64; send one of these";
+                Err(Refusal::invalid(message).about("encoding_format"))
+            }
+        }
+    }
 }
 
 #[derive(Serialize)]
@@ -84,13 +96,14 @@ pub async fn embeddings(
     State(gateway): State<Arc<Gateway>>,
     Work { asked, mut permit }: Work<Embeddings>,
 ) -> Result<Response, Refusal> {
-    let inputs = Inputs::try_from(asked.input)?;
+    let encoding = Encoding::of(asked.encoding_format.as_deref())?;
+    let inputs = Inputs::try_from(asked.input).map_err(|refusal| refusal.about("input"))?;
     permit.for_texts(inputs.weight())?;
     let wanted = gateway.models.wanted(&gateway.bus, asked.model.as_deref()).await?;
     let wanted = Wanted { dimensions: asked.dimensions, ..wanted };
     let embedded = embed(&gateway, &inputs, &wanted).await?;
     drop(inputs);
-    permit.reply(&list(embedded, asked.encoding_format.unwrap_or(Encoding::Float)))
+    permit.reply(&list(embedded, encoding))
 }
 
 fn list(embedded: Embedded, encoding: Encoding) -> List {

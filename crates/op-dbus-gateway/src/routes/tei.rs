@@ -1,11 +1,14 @@
 //! Routes as text-embeddings-inference has them.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
 use axum::extract::State;
 use axum::response::Response;
+use op_dbus_api::option;
 use serde::{Deserialize, Serialize};
+use zbus::Variant;
 
 use crate::Gateway;
 use crate::embed::{Wanted, embed as embed_inputs, options};
@@ -95,7 +98,7 @@ pub async fn similarity(
     let Similarity { inputs: Object(Sentences { source_sentence, sentences }), parameters } = asked;
     let parameters = parameters.map(|Object(parameters)| parameters).unwrap_or_default();
     if sentences.is_empty() {
-        return Err(Refusal::invalid("sentences is an empty list; send at least one text"));
+        return Err(Refusal::empty("sentences is an empty list; send at least one text"));
     }
     let inputs = Inputs::compared("source_sentence", source_sentence, sentences)?;
     permit.for_texts(inputs.len())?;
@@ -134,7 +137,7 @@ pub async fn rerank(
     Work { asked, mut permit }: Work<Rerank>,
 ) -> Result<Response, Refusal> {
     if asked.texts.is_empty() {
-        return Err(Refusal::invalid("texts is an empty list; send at least one"));
+        return Err(Refusal::empty("texts is an empty list; send at least one"));
     }
     let inputs = Inputs::compared("query", asked.query, asked.texts)?;
     permit.for_texts(inputs.len())?;
@@ -183,7 +186,7 @@ pub async fn tokenize(
     let texts = match asked.inputs {
         Texts::One(text) => vec![text],
         Texts::Many(texts) if texts.is_empty() => {
-            return Err(Refusal::invalid("inputs is an empty list; send at least one text"));
+            return Err(Refusal::empty("inputs is an empty list; send at least one text"));
         }
         Texts::Many(texts) => texts,
     };
@@ -203,7 +206,7 @@ pub async fn tokenize(
     let mut parts = vec![&texts[..]];
     while let Some(part) = parts.pop() {
         let answer = match fits(part) {
-            true => lease.answer(embedder.tokenize(part, options(&wanted, deadline, ""))).await,
+            true => lease.answer(embedder.tokenize(part, covered(&wanted, deadline))).await,
             // Nobody needs to be asked.
             false => Err(Refusal::too_large("")),
         };
@@ -243,6 +246,13 @@ pub async fn tokenize(
         return Err(Refusal::changed());
     }
     Ok(permit.reply_written(json))
+}
+
+/// The options of a call for tokens, each with the text that it stands for.
+fn covered(wanted: &Wanted, deadline: Instant) -> HashMap<&'static str, Variant<'_>> {
+    let mut options = options(wanted, deadline, "");
+    options.insert(option::COVERED, true.into());
+    options
 }
 
 /// Whether the tokens of these texts are asked for in one call.
