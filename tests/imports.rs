@@ -35,7 +35,7 @@ tests! {
 
 const POOLINGS: [&str; 3] = ["mean", "cls", "max"];
 
-/// A store of a test's own; the graphs that the library computes are what these tests are about.
+/// A store of a test's own, and the library that computes its graphs.
 fn store() -> Outcome<Setup> {
     Ok(Setup::with_store()?.env("OP_DBUS_CPU_ENGINE", "ort"))
 }
@@ -103,9 +103,16 @@ fn edit(path: &Path, change: impl FnOnce(&mut Value)) -> Outcome {
     Ok(fs::write(path, value.to_string())?)
 }
 
-/// The vectors that a model served under `name` must have.
+/// The vectors that a model served under `name` must have, whichever engine computes them from its weights.
 async fn serves(setup: Setup, name: &str, reference: &str) -> Outcome {
-    let (_bus, _setup, daemon) = setup.env("OP_DBUS_MODEL", name).alone().await?;
+    let native = setup.env("OP_DBUS_CPU_ENGINE", "native");
+    let setup = serves_as_set(native, name, reference).await?;
+    serves_as_set(setup.env("OP_DBUS_CPU_ENGINE", "ort"), name, reference).await.map(drop)
+}
+
+/// The same with the engine that is set; returns the setup.
+async fn serves_as_set(setup: Setup, name: &str, reference: &str) -> Outcome<Setup> {
+    let (_bus, setup, daemon) = setup.env("OP_DBUS_MODEL", name).alone().await?;
     assert_eq!(daemon.client().embedder.model().await?, name);
     let all: Value = serde_json::from_str(&fs::read_to_string(fixture("golden/tiny.json"))?)?;
     let references = all[reference].as_array().ok_or("no such reference")?;
@@ -115,7 +122,8 @@ async fn serves(setup: Setup, name: &str, reference: &str) -> Outcome {
         let (cosine, distance) = (cosine(found, &expected), distance(found, &expected));
         assert!(cosine >= 0.99999 && distance <= 1e-4, "{reference}, {}: {cosine}", text.name);
     }
-    daemon.stop().await
+    daemon.stop().await?;
+    Ok(setup)
 }
 
 async fn folders_match(family: &str) -> Outcome {
@@ -190,7 +198,7 @@ async fn an_own_graph_matches_its_references() -> Outcome {
         fs::copy(fixture("golden/tiny-bert/tokenizer.json"), folder.join("tokenizer.json"))?;
         let arguments = ["--name", "own", "--pooling", pooling, "--max-input-tokens", "48"];
         setup.import(&folder.join("model.onnx"), &arguments).await?.success()?;
-        serves(setup, "own", &format!("bert-{pooling}")).await?;
+        serves_as_set(setup, "own", &format!("bert-{pooling}")).await?;
     }
     Ok(())
 }

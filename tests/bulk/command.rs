@@ -8,24 +8,26 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use nix::unistd::Pid;
 use op_dbus_api::ErrorName;
+use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt;
 use zbus::{OwnedVariant, Variant};
 
 use super::embed;
 use crate::harness::bus::PrivateBus;
 use crate::harness::client::{Client, Options, refused};
-use crate::harness::command::{clean, cli, cli_with_input};
+use crate::harness::command::{clean, cli, cli_with_input, finish};
 use crate::harness::daemon::Setup;
 use crate::harness::files::content;
-use crate::harness::needs::op_dbus;
+use crate::harness::needs::{op_dbus, python_packages};
 use crate::harness::process::peak;
 use crate::harness::registry::tests;
-use crate::harness::{Outcome, within};
+use crate::harness::{Outcome, fixture, within};
 
 tests! {
     the_command_holds_neither_texts_nor_vectors: [Bus],
     the_command_goes_on_where_streams_are_taken: [Bus],
     the_command_writes_every_encoding: [Bus],
+    numpy_reads_every_encoding: [Bus, PythonPackages],
     the_command_knows_older_services: [Bus],
 }
 
@@ -121,6 +123,38 @@ async fn the_command_writes_every_encoding() -> Outcome {
         let columns = if encoding == "b1" { 48 } else { 384 };
         assert!(header.contains(&format!("'shape': (0, {columns})")), "{header}");
     }
+    daemon.stop().await
+}
+
+/// What the command writes, and the service as well: elements, shape, and the bytes of the first row.
+async fn numpy_reads_every_encoding() -> Outcome {
+    let (bus, setup, daemon) = Setup::sim()?.alone().await?;
+    let client = daemon.client();
+    let path = setup.path("lines");
+    let lines = path.display().to_string();
+    let mut load = clean(python_packages());
+    load.arg("-Werror").arg(fixture("python/npy.py"));
+    let mut expected = Vec::new();
+    for (encoding, element, columns) in
+        [("f32", "<f4", 384), ("f16", "<f2", 384), ("i8", "|i1", 384), ("b1", "|u1", 48)]
+    {
+        let options = || Options::from([("encoding", encoding.into())]);
+        let row = client.embedder.embed_packed(&["one"], options()).await?.0.into_vec();
+        for (rows, texts) in [(2_usize, "one\ntwo\n"), (0, "")] {
+            std::fs::write(&path, texts)?;
+            let output = setup.path(&format!("{encoding}-{rows}.npy")).display().to_string();
+            let command = ["embed", "--npy", "--encoding", encoding, "--file", &lines];
+            cli(&bus, &[&command[..], &["--output", &output]].concat()).await?.success()?;
+            let mut npy = options();
+            npy.insert("format", "npy".into());
+            let (memfd, ..) = embed(client, File::open(&path)?, npy).await?;
+            assert_eq!(std::fs::read(&output)?, content(memfd)?, "{encoding}, {rows} rows");
+            load.arg(&output);
+            expected.push(json!([element, [rows, columns], row[..row.len() * rows.min(1)]]));
+        }
+    }
+    let said: Value = serde_json::from_str(&finish(load, "").await?.success()?)?;
+    assert_eq!(said, Value::from(expected));
     daemon.stop().await
 }
 

@@ -29,6 +29,8 @@ tests! {
     it_has_the_same_vectors: [Bus],
     it_is_the_embedder_alone: [Bus],
     it_has_the_same_quota: [Bus],
+    it_counts_for_the_same_tokens: [Bus],
+    it_finds_what_is_kept: [Bus],
     it_tells_what_changes: [Bus],
     it_ends_with_its_opener: [Bus],
     its_calls_end_with_it: [Bus],
@@ -157,6 +159,41 @@ async fn it_has_the_same_quota() -> Outcome {
     first.embedder.embed("still there").await?;
     drop((first, second));
     all_free(daemon.client()).await?;
+    daemon.stop().await
+}
+
+/// What is in flight on the bus counts past it, and the other way round: no call is too much by itself.
+async fn it_counts_for_the_same_tokens() -> Outcome {
+    let (_bus, _setup, daemon) = Setup::sim()?.setting("quota_tokens", "200").alone().await?;
+    let client = daemon.client();
+    let direct = line(client).await?;
+    daemon.signal_workers(Signal::SIGSTOP).await?;
+    // A token for each byte, and two more.
+    let text = |bytes| "x".repeat(bytes);
+    let on_the_bus = client.embed_meanwhile(&text(100));
+    client.counted("in_flight_calls", 1).await?;
+    refused(direct.embedder.embed(&text(150)).await, ErrorName::QuotaExceeded)?;
+    let past_it = direct.embed_meanwhile(&text(50));
+    client.counted("in_flight_calls", 2).await?;
+    refused(client.embedder.embed(&text(50)).await, ErrorName::QuotaExceeded)?;
+    daemon.signal_workers(Signal::SIGCONT).await?;
+    for call in [on_the_bus, past_it] {
+        within("a call that was not refused", call).await???;
+    }
+    daemon.stop().await
+}
+
+/// Whether it was asked for on the bus or past it.
+async fn it_finds_what_is_kept() -> Outcome {
+    let (_bus, _setup, daemon) = Setup::sim()?.setting("cache_bytes", "1000000").alone().await?;
+    let direct = line(daemon.client()).await?;
+    for (text, first, second) in
+        [("one", daemon.client(), &direct), ("two", &direct, daemon.client())]
+    {
+        first.embedder.embed(text).await?;
+        let again = second.packed(&[text], Options::new()).await?;
+        assert_eq!(again.info::<u32>("cached")?, 1, "{text}");
+    }
     daemon.stop().await
 }
 

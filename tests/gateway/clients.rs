@@ -17,9 +17,11 @@ use crate::harness::{Outcome, fixture, needs};
 tests! {
     openai_and_langchain_get_the_right_vectors: [Bus, Medium, PythonHttp],
     prometheus_reads_the_metrics: [Bus, Curl, PythonHttp],
-    the_openapi_document_holds: [Bus, PythonHttp],
+    the_openapi_document_holds: [Bus, Curl, PythonHttp],
     the_page_shows_what_runs_and_ranks: [Bus, Medium, Chromium],
 }
+
+const KEY: &str = "Authorization: Bearer open-sesame";
 
 /// A script of ours, with the packages that it needs.
 fn script(name: &str) -> Command {
@@ -136,6 +138,19 @@ fn what_runs_is_told(said: &Value) -> Outcome {
 
 async fn the_openapi_document_holds() -> Outcome {
     let stage = Stage::sim().await?;
+    holds(&stage, &stage.gateway, &[]).await?;
+    fs::write(stage.setup.path("api-key"), "open-sesame")?;
+    let locked = Gateway::with_key(&stage.bus, &stage.setup, &stage.setup.path("")).await?;
+    holds(&stage, &locked, &["--phases", "fuzzing", "--header", KEY]).await?;
+    locked.stop().await?;
+    stage.end().await.map(drop)
+}
+
+/// A gateway keeps to its document, and each route that takes a body does some of what is asked: who refuses
+/// everything keeps to it, too.
+async fn holds(stage: &Stage, gateway: &Gateway, words: &[&str]) -> Outcome {
+    // More than come from `GET /`, which counts as well.
+    const LEAST: u64 = 5;
     let mut command = clean("python3");
     command.env("PYTHONPATH", needs::python_http_path()).env("PYTHONDONTWRITEBYTECODE", "1");
     command.current_dir(stage.setup.path(""));
@@ -143,13 +158,20 @@ async fn the_openapi_document_holds() -> Outcome {
     let config = "[checks]\npositive_data_acceptance.expected-statuses = [200, 400, 404, 413]\n";
     fs::write(stage.setup.path("schemathesis.toml"), config)?;
     command.args(["-m", "schemathesis.cli", "--config-file", "schemathesis.toml"]);
-    command.args(["run", &stage.gateway.url("/openapi.json")]);
+    command.args(["run", &gateway.url("/openapi.json")]).args(words);
     command.args(["--checks", "all", "--max-examples", "25", "--seed", "1", "--no-color"]);
     command.args(["--generation-deterministic", "--suppress-health-check", "all"]);
     let ended = finish(command, "").await?;
     assert_eq!(ended.code, Some(0), "{}{}", ended.stdout, ended.stderr);
     println!("{}", ended.stdout);
-    stage.end().await.map(drop)
+    let metrics = gateway.curl("/metrics", &["-H", KEY], "").await?.text;
+    for route in ["/", "/v1/embeddings", "/embed", "/similarity", "/rerank", "/tokenize", "/add"] {
+        let labels = format!("{{route=\"{route}\",status=\"200\"}} ");
+        let sample = format!("op_dbus_http_request_seconds_count{labels}");
+        let done = metrics.lines().find_map(|line| line.strip_prefix(&sample)?.parse::<u64>().ok());
+        assert!(done >= Some(LEAST), "{route}: {done:?} in {metrics}");
+    }
+    Ok(())
 }
 
 async fn the_page_shows_what_runs_and_ranks() -> Outcome {

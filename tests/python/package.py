@@ -129,6 +129,8 @@ def refusals(embedder: Embedder) -> None:
     refused(errors.InvalidArgument, "text 0 has a NUL", lambda: embedder.embed(["a\0b"]))
     refused(errors.InvalidArgument, "not Unicode", lambda: embedder.embed(["\ud800"]))
     refused(errors.InvalidArgument, "truncate", lambda: embedder.embed(["one"], truncate="no"))
+    # Of a model that was not trained for it.
+    refused(errors.InvalidArgument, "dimensions is 8", lambda: embedder.embed(["one"], dimensions=8))
     words = "option device has a NUL"
     refused(errors.InvalidArgument, words, lambda: embedder.embed(["one"], device="a\0b"))
     words = "option prompt is not Unicode"

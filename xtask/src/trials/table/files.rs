@@ -11,6 +11,7 @@ pub const TRIALS: &[Trial] = &[
         how: How::Tests(&[
             "tests::imports::links_may_not_leave_the_folder",
             "place::folder::tests::a_link_that_is_laid_between_a_look_and_the_opening_is_not_followed",
+            "tests::graphs::a_link_to_a_graph_does_not_bring_the_tokenizer_beside_it",
             "own_graphs::a_graph_whose_data_lie_elsewhere_is_not_imported",
             "tests::hostile::damaged_exports_do_no_harm",
         ]),

@@ -57,7 +57,7 @@ pub const TRIALS: &[Trial] = &[
         name: "large-job",
         promise: "1,000,000 lines through `op-dbus embed --npy` are bounded by chunks, not by their number",
         bar: "command, daemon, worker and the memfds between them take 200 MB at most beyond what was \
-              taken before; each row is there once and in its place",
+              taken before, and less than the vectors alone; each row is there once and in its place",
         how: How::Program(Clock::Counts),
         rest: "what a model itself takes for a batch: vectors are simulated",
     },
