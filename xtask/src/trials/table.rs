@@ -82,32 +82,38 @@ mod tests {
         }
     }
 
-    /// What the files in a folder and below say in Rust.
-    fn read(folder: &Path, said: &mut String) {
+    /// The files in a folder and below that are Rust: the path of each, and what it says.
+    fn read(folder: &Path, files: &mut Vec<(String, String)>) {
         for entry in fs::read_dir(folder).unwrap() {
             let path = entry.unwrap().path();
             if path.is_dir() {
-                read(&path, said);
+                read(&path, files);
             } else if path.extension().is_some_and(|extension| extension == "rs") {
-                said.push_str(&fs::read_to_string(path).unwrap());
+                files.push((path.display().to_string(), fs::read_to_string(path).unwrap()));
             }
         }
     }
 
     #[test]
     fn every_test_is_there() {
-        let mut said = String::new();
+        let mut files = Vec::new();
         for folder in ["crates", "tests"] {
-            read(&shell::root().join(folder), &mut said);
+            read(&shell::root().join(folder), &mut files);
         }
         for trial in all() {
             let How::Tests(names) = trial.how else { continue };
             for name in names {
-                let test = name.rsplit("::").next().unwrap();
-                // A function, or a line of `tests!`.
-                let there = [format!("fn {test}("), format!(" {test}: [")];
-                let there = there.iter().any(|text| said.contains(text));
-                assert!(there, "{}: there is no test {name}", trial.number);
+                let (module, test) = name.rsplit_once("::").unwrap_or(("", name));
+                let module = module.rsplit("::").next().unwrap();
+                // A function, or a line of `tests!`, in a file or a folder of the module, or in the module itself.
+                let tests = [format!("fn {test}("), format!(" {test}: [")];
+                let modules = [format!("/{module}.rs"), format!("/{module}/mod.rs")];
+                let is_there = |(path, said): &(String, String)| {
+                    let of_module = modules.iter().any(|end| path.ends_with(end.as_str()))
+                        || said.contains(&format!("mod {module} {{"));
+                    (module.is_empty() || of_module) && tests.iter().any(|test| said.contains(test))
+                };
+                assert!(files.iter().any(is_there), "{}: there is no test {name}", trial.number);
             }
         }
     }

@@ -95,7 +95,7 @@ pub const TRIALS: &[Trial] = &[
         how: How::Tests(&[
             "faults::a_batch_whose_worker_died_is_run_again",
             "faults::a_text_that_kills_workers_fails_alone",
-            "faults::a_refused_batch_is_tried_once_more_text_by_text",
+            "refusals::a_refused_batch_is_tried_once_more_text_by_text",
             "faults::a_panic_costs_one_worker",
             "faults::a_backend_with_other_vectors_is_not_trusted",
             "faults::a_backend_that_was_right_and_turns_wrong_is_found",
