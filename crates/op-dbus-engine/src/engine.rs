@@ -58,7 +58,8 @@ impl Engine {
     /// several workers of a pool that failed is tried again while the others compute.
     ///
     /// # Errors
-    /// That of a pool all of whose workers could not be loaded or failed their first text; the others are stopped.
+    /// That of a pool all of whose workers could not be loaded or failed their first text, or one of whose is not
+    /// trusted; the others are stopped.
     pub fn start(
         tokenizer: Tokenizer,
         model: ModelShape,
