@@ -20,7 +20,7 @@ use zbus::fdo::RequestNameFlags;
 use crate::bus::{self, Objects};
 use crate::devices::Reader;
 use crate::notify;
-use crate::service::{self, Means, Phase, Service, reached, start_time_max};
+use crate::service::{self, Means, Service, reached, start_time_max};
 use crate::settings::{Bus, Loaded};
 use crate::telemetry::{self, Telemetry, message_id};
 
@@ -220,12 +220,11 @@ async fn load_and_tell(service: Service, refuse: oneshot::Sender<Arc<service::Er
         notify::status(&now.summary());
         notify::extend_timeout(start_time_max(now.settings()));
     }
-    service.start().await;
-    if let Phase::Failed(error) = &service.now().phase
-        && matches!(**error, service::Error::Dimensions { .. })
+    if let Some(error) = service.start().await
+        && matches!(*error, service::Error::Dimensions { .. })
     {
         // Nobody listens only when the daemon is stopping already.
-        let _ = refuse.send(error.clone());
+        let _ = refuse.send(error);
         return;
     }
     drop(refuse);

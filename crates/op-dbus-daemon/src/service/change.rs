@@ -17,15 +17,22 @@ use crate::settings::{ChangeError, Loaded, Provider, Settings};
 use crate::telemetry::message_id;
 
 impl Service {
-    /// Loads the model that the settings ask for. A failure is kept in the phase.
-    pub async fn start(&self) {
+    /// Loads the model that the settings ask for. A failure is kept in the phase, and returned. Nothing is done where a
+    /// change was first, as callers may ask for one before: it has loaded what is wanted by now, or told why not.
+    pub async fn start(&self) -> Option<Arc<Error>> {
         let _change = self.0.change.lock().await;
         let now = self.now();
-        if let Some(choice) = wanted(now.settings()) {
-            self.enter(now.fleet.loading(&choice));
-            match now.fleet.get_anew(&choice).await {
-                Ok(served) => self.moved(Some(served), |_| {}),
-                Err(error) => self.fail(error),
+        let (Phase::Loading(_), Some(choice)) = (&now.phase, wanted(now.settings())) else {
+            return None;
+        };
+        match now.fleet.get_anew(&choice).await {
+            Ok(served) => {
+                self.moved(Some(served), |_| {});
+                None
+            }
+            Err(error) => {
+                self.fail(error.clone());
+                Some(error)
             }
         }
     }

@@ -262,6 +262,26 @@ async fn who_calls_too_soon_is_told_what_is_being_loaded() {
     assert_eq!(embed(&service, None).await.unwrap(), 1);
 }
 
+/// Callers are let in before the first load begins.
+#[tokio::test]
+async fn a_change_before_the_first_load_is_not_done_again() {
+    let (root, backends) = (tempfile::tempdir().unwrap(), Backends::default());
+    let file = root.path().join("etc/op-dbus/config.toml");
+    std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+    std::fs::write(&file, "vector_level = \"none\"\n").unwrap();
+    let service = Service::new(loaded(&root, &[]), backends.means(), None);
+    std::fs::write(&file, "vector_level = \"low\"\n").unwrap();
+    backends.broken.store(true, Ordering::SeqCst);
+    service.reload().await.unwrap_err();
+    let end = {
+        let held = backends.held.clone();
+        let _held = held.lock().unwrap();
+        service.start().now_or_never().expect("nothing is loaded")
+    };
+    assert!(end.is_none(), "what the reload was told is no news");
+    assert!(matches!(embed(&service, None).await, Err(Error::InForce(_))));
+}
+
 #[tokio::test]
 async fn a_level_beside_the_one_in_force_tells_of_its_provider_once() {
     let (_root, _, service) = started(&[("execution_provider", "coreml")]).await;
