@@ -77,6 +77,8 @@ impl Shares {
         let shared = (work().sum::<u64>() / members as u64).saturating_mul(percent) / 100;
         self.split = members == 1 || work().max() <= Some(shared);
         self.chunks.clear();
+        // As many as there can be, so that later batches need no more room, however long their texts are.
+        self.chunks.reserve(self.rows.len());
         let most = self.loads.iter().map(|load| load.tokens).max();
         if self.split && most <= Some(CHUNK_TOKENS) {
             self.one_for_each();

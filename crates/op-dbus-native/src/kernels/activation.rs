@@ -1,10 +1,5 @@
 //! Activations, vector by vector: what lies between the products of a feed-forward network.
 
-#![allow(
-    unsafe_op_in_unsafe_fn,
-    reason = "arithmetic on registers and pointers under one contract"
-)]
-
 use super::simd::{Simd, exp};
 
 /// A function of one number.

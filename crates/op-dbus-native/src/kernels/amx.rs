@@ -5,8 +5,6 @@
 //! of sums, two below two, take four loads for four products: half the time of these if what is loaded
 //! lies in the first level cache, and more than that if it has to be brought there.
 
-#![allow(unsafe_op_in_unsafe_fn, reason = "nothing here but instructions under one contract")]
-
 mod attention;
 mod left;
 mod product;

@@ -3,11 +3,6 @@
 //! Keys and values are packed into panels like weights, then a few rows of queries at a time go
 //! through all of it, so that nothing grows with the square of the length.
 
-#![allow(
-    unsafe_op_in_unsafe_fn,
-    reason = "arithmetic on registers and pointers under one contract"
-)]
-
 use std::f32::consts::LOG2_E;
 
 use super::simd::{Simd, coarse_exp2, each, exp2};

@@ -3,8 +3,6 @@
 //! Every function is inlined into a kernel that is compiled for these features and runs only where
 //! the CPU has them; that, and pointers that are valid for a vector's elements, is what each asks.
 
-#![allow(unsafe_op_in_unsafe_fn, reason = "nothing here but intrinsics under one contract")]
-
 use std::arch::asm;
 use std::arch::x86_64::*;
 

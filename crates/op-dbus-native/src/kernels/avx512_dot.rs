@@ -2,8 +2,6 @@
 //!
 //! The contract is that of [`super::avx512`], with these features on top.
 
-#![allow(unsafe_op_in_unsafe_fn, reason = "nothing here but intrinsics under one contract")]
-
 use std::arch::x86_64::*;
 
 use super::avx512::Avx512;

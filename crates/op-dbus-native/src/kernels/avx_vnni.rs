@@ -1,7 +1,5 @@
 //! AVX-VNNI: AVX2 that multiplies four 8-bit integers per lane. All else is as in [`super::avx2`].
 
-#![allow(unsafe_op_in_unsafe_fn, reason = "nothing here but intrinsics under one contract")]
-
 use std::arch::x86_64::*;
 
 use super::avx2::Avx2;

@@ -5,6 +5,11 @@
 //! the features that its copies are compiled for. Nothing here knows of models, and nothing outside
 //! `core` and `std::arch` is used, so that the tests of this folder build for any target.
 
+#![allow(
+    unsafe_op_in_unsafe_fn,
+    reason = "below are arithmetic and instructions, each function under the one contract of its trait"
+)]
+
 mod activation;
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 pub(crate) mod amx;

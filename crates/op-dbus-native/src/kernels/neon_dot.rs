@@ -2,8 +2,6 @@
 //!
 //! The contract is that of [`super::neon`], with the named features on top.
 
-#![allow(unsafe_op_in_unsafe_fn, reason = "nothing here but intrinsics under one contract")]
-
 use std::arch::aarch64::*;
 use std::arch::asm;
 

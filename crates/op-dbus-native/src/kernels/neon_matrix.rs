@@ -4,8 +4,6 @@
 //! The contract is that of [`super::neon`], with the named features on top. The weights of a step are
 //! 8 bytes of each column, so that a register holds two columns, and one of inputs two rows.
 
-#![allow(unsafe_op_in_unsafe_fn, reason = "nothing here but intrinsics under one contract")]
-
 use std::arch::aarch64::*;
 use std::arch::asm;
 

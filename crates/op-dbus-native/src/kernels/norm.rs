@@ -1,10 +1,5 @@
 //! Layer normalisation of rows.
 
-#![allow(
-    unsafe_op_in_unsafe_fn,
-    reason = "arithmetic on registers and pointers under one contract"
-)]
-
 use super::simd::{Simd, each};
 
 /// Rows to normalise.

@@ -1,7 +1,5 @@
 //! Plain Rust, for any CPU: the reference that every other instruction set is tested against.
 
-#![allow(unsafe_op_in_unsafe_fn, reason = "the contract of the traits, which ask for it")]
-
 use super::simd::Simd;
 use super::step::{self, IntStep};
 

@@ -6,11 +6,6 @@
 //! go to their destination, or, if they are to be activated, to a scratch block first, and from there
 //! when the tiles of a group of columns are complete.
 
-#![allow(
-    unsafe_op_in_unsafe_fn,
-    reason = "arithmetic on registers and pointers under one contract"
-)]
-
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 

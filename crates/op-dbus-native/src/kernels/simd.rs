@@ -1,10 +1,5 @@
 //! What a kernel needs of a vector unit, in 32-bit floats; each instruction set implements it once.
 
-#![allow(
-    unsafe_op_in_unsafe_fn,
-    reason = "arithmetic on registers and pointers under one contract"
-)]
-
 /// Vectors of `LANES` 32-bit floats.
 ///
 /// # Safety

@@ -1,8 +1,6 @@
 //! One step of a product: what an instruction set does with the next few inputs of a row and the
 //! weights that belong to them. A tile is many steps over a block of sums in registers.
 
-#![allow(unsafe_op_in_unsafe_fn, reason = "the contract of the traits, which ask for it")]
-
 use std::marker::PhantomData;
 
 use super::simd::Simd;

@@ -1,10 +1,5 @@
 //! Tiles: a few rows against one panel, their sums in registers.
 
-#![allow(
-    unsafe_op_in_unsafe_fn,
-    reason = "arithmetic on registers and pointers under one contract"
-)]
-
 use std::mem::MaybeUninit;
 
 use super::activation::Activate;

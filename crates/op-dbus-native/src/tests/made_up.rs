@@ -18,28 +18,32 @@ pub struct Sizes {
     pub inner: usize,
     pub reach: Option<usize>,
     pub dense: Option<usize>,
+    pub positions: usize,
 }
 
 pub const VOCABULARY: usize = 50;
-pub const POSITIONS: usize = 40;
+
+/// Positions and reach of the families' largest models, heads of an odd size, and a block of inputs with a rest.
+pub const LONG: Sizes =
+    Sizes { hidden: 50, heads: 2, inner: 131, reach: Some(128), dense: None, positions: 512 };
 
 /// Sizes with tails everywhere; one panel or less; more than a block of inputs; with bias, a padding token
 /// and a module.
 #[cfg(not(miri))]
 pub const SIZES: [Sizes; 4] = [
-    Sizes { hidden: 42, heads: 3, inner: 70, reach: None, dense: None },
-    Sizes { hidden: 8, heads: 2, inner: 12, reach: None, dense: None },
-    Sizes { hidden: 200, heads: 4, inner: 420, reach: None, dense: None },
-    Sizes { hidden: 64, heads: 2, inner: 130, reach: Some(7), dense: Some(23) },
+    Sizes { hidden: 42, heads: 3, inner: 70, reach: None, dense: None, positions: 40 },
+    Sizes { hidden: 8, heads: 2, inner: 12, reach: None, dense: None, positions: 40 },
+    Sizes { hidden: 200, heads: 4, inner: 420, reach: None, dense: None, positions: 40 },
+    Sizes { hidden: 64, heads: 2, inner: 130, reach: Some(7), dense: Some(23), positions: 40 },
 ];
 
 /// The same as far as an interpreter, which takes some ten thousand times as long, gets through them.
 #[cfg(miri)]
 pub const SIZES: [Sizes; 4] = [
-    Sizes { hidden: 15, heads: 3, inner: 21, reach: None, dense: None },
-    Sizes { hidden: 8, heads: 2, inner: 12, reach: None, dense: None },
-    Sizes { hidden: 20, heads: 4, inner: 34, reach: None, dense: None },
-    Sizes { hidden: 18, heads: 2, inner: 20, reach: Some(3), dense: Some(5) },
+    Sizes { hidden: 15, heads: 3, inner: 21, reach: None, dense: None, positions: 40 },
+    Sizes { hidden: 8, heads: 2, inner: 12, reach: None, dense: None, positions: 40 },
+    Sizes { hidden: 20, heads: 4, inner: 34, reach: None, dense: None, positions: 40 },
+    Sizes { hidden: 18, heads: 2, inner: 20, reach: Some(3), dense: Some(5), positions: 40 },
 ];
 
 /// Numbers of -1 to 1 that look random and are always the same.
@@ -72,13 +76,13 @@ const LAYERS: usize = 2;
 impl Weights {
     pub fn new(sizes: Sizes, seed: u64) -> Self {
         let mut random = Random(seed);
-        let Sizes { hidden, heads, inner, reach, dense } = sizes;
+        let Sizes { hidden, heads, inner, reach, dense, positions } = sizes;
         let mut tensors = Vec::new();
         let mut table = |rows: usize, columns: usize, scale: f32, middle: f32| {
             tensors.push((columns, random.bytes(rows * columns, scale, middle)));
         };
         table(VOCABULARY, hidden, 1.0, 0.0);
-        table(POSITIONS + 1, hidden, 0.3, 0.0);
+        table(positions + 1, hidden, 0.3, 0.0);
         table(2, hidden, 0.3, 0.0);
         table(1, hidden, 0.2, 1.0);
         table(1, hidden, 0.2, 0.0);
@@ -161,7 +165,7 @@ pub fn options(encoder: &Encoder<'_>, isa: Isa, precision: Precision, threads: u
         precision,
         threads,
         cpus: Vec::new(),
-        length_max: POSITIONS,
+        length_max: encoder.positions.rows(),
         pooling: Pooling::Mean,
         normalize: true,
         dimensions: encoder.dimensions(),

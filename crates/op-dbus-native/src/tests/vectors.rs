@@ -2,8 +2,9 @@
 
 use op_dbus_engine::{Backend, BackendError, Batch};
 
-use super::made_up::{self, Random, SIZES, VOCABULARY, Weights};
+use super::made_up::{self, LONG, Random, SIZES, Sizes, VOCABULARY, Weights};
 use super::reference;
+use crate::tuning::{Together, Tuning};
 use crate::{Isa, NativeBackend, Precision};
 
 fn run(backend: &mut NativeBackend, texts: &[&[i32]]) -> Vec<Vec<f32>> {
@@ -39,21 +40,35 @@ fn vectors_are_those_of_the_reference() {
     // The last has all that a model may have.
     let skipped = if cfg!(miri) { SIZES.len() - 1 } else { 0 };
     for (seed, sizes) in (1..).zip(SIZES).skip(skipped) {
-        let weights = Weights::new(sizes, seed);
-        let expected: Vec<Vec<f64>> =
-            texts.iter().map(|ids| reference::vector(&weights.encoder(), ids)).collect();
-        for (isa, precision) in variants() {
-            let found = run(&mut made_up::backend(&weights, isa, precision, 1), &slices(&texts));
-            let bound = match precision {
-                Precision::F32 => 2e-6,
-                Precision::Bf16 => 2e-2,
-                Precision::Int8 => 4e-2,
-            };
-            for (text, (found, expected)) in found.iter().zip(&expected).enumerate() {
-                let worst = found.iter().zip(expected).map(|(a, b)| (f64::from(*a) - b).abs());
-                let worst = worst.fold(0.0, f64::max);
-                assert!(worst < bound, "{sizes:?} {isa} {precision} text {text}: {worst:e}");
-            }
+        compare(sizes, seed, &texts);
+    }
+}
+
+/// With all positions that the families have, and with distances beyond those that have a bias of their own.
+#[test]
+#[cfg_attr(miri, ignore = "takes hours; what is new here is the length")]
+fn vectors_of_long_texts_are_those_of_the_reference() {
+    compare(LONG, 6, &made_up::texts(&[130, 512, 257], 10));
+}
+
+/// Compares every variant with the reference. The bounds are on single columns of vectors of length one: some thirty
+/// times what one number is rounded by as a 32-bit float (2^-24), five times that of a bfloat16 (2^-8), and ten steps
+/// of an 8-bit integer (2^-8 of a block's range).
+fn compare(sizes: Sizes, seed: u64, texts: &[Vec<i32>]) {
+    let weights = Weights::new(sizes, seed);
+    let expected: Vec<Vec<f64>> =
+        texts.iter().map(|ids| reference::vector(&weights.encoder(), ids)).collect();
+    for (isa, precision) in variants() {
+        let found = run(&mut made_up::backend(&weights, isa, precision, 1), &slices(texts));
+        let bound = match precision {
+            Precision::F32 => 2e-6,
+            Precision::Bf16 => 2e-2,
+            Precision::Int8 => 4e-2,
+        };
+        for (text, (found, expected)) in found.iter().zip(&expected).enumerate() {
+            let worst = found.iter().zip(expected).map(|(a, b)| (f64::from(*a) - b).abs());
+            let worst = worst.fold(0.0, f64::max);
+            assert!(worst < bound, "{sizes:?} {isa} {precision} text {text}: {worst:e}");
         }
     }
 }
@@ -77,6 +92,48 @@ fn neighbours_and_threads_change_no_bit() {
                 let first = random.below(texts.len() - count);
                 let some = run(&mut team, &slices(&texts[first..first + count]));
                 assert_eq!(bits(&some), bits(&each[first..first + count]), "{isa} {precision}");
+            }
+        }
+    }
+}
+
+/// Texts of several strips of rows, in a model with a bias by distance: in every place of a batch and alone, computed
+/// by all threads together and dealt out to them, with strips of any height.
+#[test]
+#[cfg_attr(miri, ignore = "takes hours; what is shared out Miri sees with shorter texts")]
+fn long_texts_are_the_same_bits_wherever_they_stand() {
+    const SHARED: Together = Together { short: 0, long: 0 };
+    const DEALT: Together = Together { short: u64::MAX, long: u64::MAX };
+    // As many ways as texts, so that each text has each place once.
+    const WAYS: [(usize, Together, usize); 6] = [
+        (1, DEALT, 192),
+        (1, DEALT, 7),
+        (2, SHARED, 96),
+        (3, SHARED, 48),
+        (2, DEALT, 96),
+        (3, DEALT, 48),
+    ];
+    let texts = made_up::texts(&[130, 1, 512, 33, 200, 97], 11);
+    assert_eq!(texts.len(), WAYS.len());
+    let weights = Weights::new(LONG, 7);
+    for (isa, precision) in variants() {
+        let mut alone = made_up::backend(&weights, isa, precision, 1);
+        let each = texts.iter().flat_map(|text| bits(&run(&mut alone, &[text])));
+        let each: Vec<Vec<u32>> = each.collect();
+        for (turn, (threads, together_percent, strip)) in WAYS.into_iter().enumerate() {
+            let way = format!("{isa} {precision}, {threads} threads, strips of {strip}");
+            let mut team = made_up::backend(&weights, isa, precision, threads);
+            team.set_tuning(Tuning { strip, together_percent, ..Tuning::default() });
+            let (mut turned, mut expected) = (slices(&texts), each.clone());
+            turned.rotate_left(turn);
+            expected.rotate_left(turn);
+            for (place, found) in bits(&run(&mut team, &turned)).iter().enumerate() {
+                let length = turned[place].len();
+                assert!(*found == expected[place], "{way}: {length} tokens in place {place}");
+            }
+            for (text, expected) in turned.into_iter().zip(expected) {
+                let length = text.len();
+                assert!(bits(&run(&mut team, &[text])) == [expected], "{way}: {length} alone");
             }
         }
     }

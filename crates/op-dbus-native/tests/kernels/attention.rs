@@ -13,8 +13,12 @@ pub const TESTS: &[Test] = &[
     ("attention_of_every_length", every_length),
     ("attention_of_head_sizes", head_sizes),
     ("attention_with_relative_bias", relative_bias),
+    ("attention_of_the_families_heads", families_heads),
+    ("attention_of_random_shapes", random_shapes),
     ("attention_of_512_tokens", longest),
     ("attention_of_scores_of_any_size", any_scores),
+    ("attention_of_extreme_rows", extreme_rows),
+    ("attention_with_anything_behind_the_text", anything_behind),
     ("attention_of_several_heads", several_heads),
 ];
 
@@ -24,7 +28,10 @@ const QUERIES: usize = 6;
 /// What lies around the columns of a result, and must stay there.
 const UNTOUCHED: f32 = 1.25e30;
 
-struct Text {
+/// What is in the scratch memory, in which other texts were computed before: nothing that would go unnoticed.
+const LEFT_OVER: f32 = 3e38;
+
+pub struct Text {
     /// `[token][3 · size]`: query, key, value; a vector more behind the last.
     rows: Guarded<f32>,
     bias: Option<Guarded<f32>>,
@@ -36,7 +43,7 @@ struct Text {
 }
 
 impl Text {
-    fn new(
+    pub fn new(
         subject: &Subject,
         length: usize,
         size: usize,
@@ -51,11 +58,12 @@ impl Text {
     }
 
     /// The result, `[token][size]`, from between the columns of other heads.
-    fn run(&self, subject: &Subject) -> Vec<f32> {
+    pub fn run(&self, subject: &Subject) -> Vec<f32> {
         let (before, stride) = (3, self.size + 8);
         let end = self.length * stride;
         let mut found = Guarded::from_fn(end, |_| UNTOUCHED);
-        let mut scratch = Guarded::new(scratch_floats(self.length, self.size));
+        let floats = scratch_floats(self.length, self.size);
+        let mut scratch = Guarded::from_fn(floats, |_| LEFT_OVER);
         let queries = self.rows.as_ptr();
         let job = Attention {
             heads: 1,
@@ -95,7 +103,7 @@ impl Text {
     }
 
     /// One query's result, and how far from it each column may be.
-    fn reference(&self, query: usize) -> Vec<(f64, f64)> {
+    pub fn reference(&self, query: usize) -> Vec<(f64, f64)> {
         let query_row: Vec<f64> = self.row(query, 0).collect();
         // Sums of 32-bit floats are off by a few units in the last place of their largest terms,
         // which the exponential makes relative errors of the weights.
@@ -158,6 +166,26 @@ fn head_sizes(subject: &Subject) {
     for size in [2, 8, 16, 24, 26, 32, 40, 48, 64, 80, 96, 128] {
         check(subject, 9, size, false, &mut random);
     }
+    for size in [1, 3, 5, 7, 15, 17, 31, 33, 63, 65, 127] {
+        check(subject, 10, size, false, &mut random);
+    }
+}
+
+/// Of the small models, and of the others.
+fn families_heads(subject: &Subject) {
+    let mut random = Random::new(36);
+    for (length, biased) in [(31, false), (65, true), (130, false), (257, true)] {
+        check(subject, length, 32, biased, &mut random);
+        check(subject, length, 64, biased, &mut random);
+    }
+}
+
+fn random_shapes(subject: &Subject) {
+    let mut random = Random::new(37);
+    for turn in 0..20 {
+        let (length, size) = (random.between(1, 150), random.between(1, 80));
+        check(subject, length, size, turn % 2 == 0, &mut random);
+    }
 }
 
 fn relative_bias(subject: &Subject) {
@@ -168,7 +196,9 @@ fn relative_bias(subject: &Subject) {
 }
 
 fn longest(subject: &Subject) {
-    check(subject, 512, 32, false, &mut Random::new(33));
+    let mut random = Random::new(33);
+    check(subject, 512, 32, false, &mut random);
+    check(subject, 512, 64, true, &mut random);
 }
 
 /// Scores whose powers are too large or too small for a 32-bit float, all of a query's or some.
@@ -181,6 +211,48 @@ fn any_scores(subject: &Subject) {
             text.bias = Some(Guarded::from_fn(2 * length - 1 + LANES_MAX, bias));
             compare(subject, &text);
         }
+    }
+}
+
+/// Scores that are all equal, of queries and keys that are hardly there or of a bias, or so far apart that the largest
+/// has it all; and values of other magnitudes.
+fn extreme_rows(subject: &Subject) {
+    let mut random = Random::new(38);
+    // What queries and keys are multiplied by, what values are, and what is added to all scores.
+    let cases = [
+        (0.0, 1.0, 0.0),
+        (0.0, 1.0, 400.0),
+        (0.0, 1.0, -400.0),
+        (1e-42, 1.0, 0.0),
+        (1e-20, 1.0, 0.0),
+        (5.0, 1.0, 0.0),
+        (30.0, 1.0, 0.0),
+        (1.0, 1e12, 0.0),
+        (1.0, 1e-20, 0.0),
+    ];
+    for (of_scores, of_values, added) in cases {
+        for length in [1, 16, 33, 70] {
+            let mut text = Text::new(subject, length, 32, true, &mut random);
+            for (at, value) in text.rows.iter_mut().enumerate() {
+                *value *= if at / 32 % 3 == 2 { of_values } else { of_scores };
+            }
+            text.bias = text.bias.map(|bias| Guarded::from_fn(bias.len(), |_| added));
+            compare(subject, &text);
+        }
+    }
+}
+
+/// Vectors are read beyond the last column of the last token, where the next text is.
+fn anything_behind(subject: &Subject) {
+    let mut random = Random::new(39);
+    for (length, size) in [(1, 32), (7, 26), (33, 25), (64, 64)] {
+        let mut text = Text::new(subject, length, size, true, &mut random);
+        let mut run = |behind: f32| {
+            text.rows[length * 3 * size..].fill(behind);
+            text.run(subject).iter().map(|value| value.to_bits()).collect::<Vec<_>>()
+        };
+        let expected = run(0.0);
+        assert!(run(LEFT_OVER) == expected, "{length} tokens of {size} columns");
     }
 }
 

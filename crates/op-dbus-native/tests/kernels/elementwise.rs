@@ -22,6 +22,8 @@ fn numbers() -> Vec<f32> {
     let wide = (-40..=40).map(|i| i as f32 * 2.5);
     let tiny = (-38..4).flat_map(|i| [10.0_f32.powi(i), -(10.0_f32.powi(i))]);
     let extremes = [0.0, -0.0, 1e-40, -1e-40, 4.999_999, 5.000_001, -5.0, 3e18, -3e18, 1e6];
+    let beyond = [1e30, -1e30, f32::MIN_POSITIVE, -f32::MIN_POSITIVE];
+    let extremes = extremes.into_iter().chain(beyond);
     let mut all: Vec<f32> = close.chain(wide).chain(tiny).chain(extremes).collect();
     all.resize(all.len().next_multiple_of(256), 0.5);
     all

@@ -28,8 +28,10 @@ mod precision;
 mod attention;
 mod data;
 mod elementwise;
+mod extremes;
 mod norm;
 mod operand;
+mod plain;
 mod product;
 mod shapes;
 
@@ -110,8 +112,9 @@ fn print_isas() -> ExitCode {
 
 fn run(isas: &[Isa], chosen: impl Fn(&str) -> bool, list: bool) -> ExitCode {
     let (mut passed, mut failed) = (0, 0);
-    let tests: Vec<Test> =
-        [product::TESTS, shapes::TESTS, attention::TESTS, elementwise::TESTS, norm::TESTS].concat();
+    let products = [product::TESTS, shapes::TESTS, extremes::TESTS];
+    let others = [attention::TESTS, elementwise::TESTS, norm::TESTS, plain::TESTS];
+    let tests: Vec<Test> = [products.concat(), others.concat()].concat();
     for (isa, precision, (test, body)) in combinations(isas, &tests) {
         let name = format!("{isa}::{precision}::{test}");
         if !chosen(&name) {

@@ -27,15 +27,24 @@ const ROWS: usize = 9;
 pub struct Inputs {
     values: Guarded<f32>,
     stride: usize,
-    rows: usize,
+    pub rows: usize,
     columns: usize,
 }
 
 impl Inputs {
     pub fn new(rows: usize, columns: usize, random: &mut Random) -> Self {
+        Self::from_fn(rows, columns, |_| random.value())
+    }
+
+    /// Each value from its column.
+    pub fn from_fn(rows: usize, columns: usize, mut value: impl FnMut(usize) -> f32) -> Self {
         let stride = columns.next_multiple_of(LANES_MAX);
-        let at = |i: usize| if i % stride < columns { random.value() } else { 0.0 };
+        let at = |i: usize| if i % stride < columns { value(i % stride) } else { 0.0 };
         Self { values: Guarded::from_fn(rows * stride, at), stride, rows, columns }
+    }
+
+    pub fn value(&self, row: usize, column: usize) -> f32 {
+        self.values[row * self.stride + column]
     }
 
     /// The left operand, by the kernel's own conversion.
@@ -86,7 +95,7 @@ pub fn multiply(
 }
 
 /// All columns of a product, stored.
-fn store(subject: &Subject, left: &mut Left, right: &Right, to: &mut [f32]) {
+pub fn store(subject: &Subject, left: &mut Left, right: &Right, to: &mut [f32]) {
     let finish = Finish::Store { to: to.as_mut_ptr(), stride: right.padded };
     multiply(subject, left, right, 0..right.padded, finish);
 }

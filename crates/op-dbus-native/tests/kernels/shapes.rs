@@ -2,7 +2,7 @@
 //! values that must stay as they are.
 
 use crate::data::{Guarded, Random, assert_near};
-use crate::kernels::product::{Activation, Finish, GROUP};
+use crate::kernels::product::{Activation, Finish, GROUP, STRIP_MAX};
 use crate::operand::{Left, Right};
 use crate::product::{Inputs, allowed, multiply};
 use crate::{Subject, Test};
@@ -10,6 +10,8 @@ use crate::{Subject, Test};
 pub const TESTS: &[Test] = &[
     ("every_shape_is_stored_in_its_place", every_shape),
     ("a_strip_of_rows", strip),
+    ("inputs_of_the_families", inputs_of_the_families),
+    ("random_shapes", random_shapes),
     ("operands_are_stored_in_their_place", operands),
     ("parts_of_the_columns", parts),
     ("the_loop_that_measures_the_peak", spin),
@@ -66,6 +68,27 @@ fn strip(subject: &Subject) {
     check(subject, 95, 64, 130, 42);
     // Rows that don't go into tiles, inputs that are not multiplied all at once.
     check(subject, 97, 1100, 2 * subject.kernels.layout.panel, 43);
+}
+
+/// For one token, for a few, and for as many as one product has: longer texts come in strips. A column knows nothing of
+/// others, so few of them do.
+fn inputs_of_the_families(subject: &Subject) {
+    let mut random = Random::new(47);
+    let panel = subject.kernels.layout.panel;
+    for (seed, inputs) in (50..).zip([384, 768, 1536, 3072]) {
+        check(subject, 1, inputs, panel + random.between(1, panel), seed);
+        check(subject, random.between(2, 40), inputs, random.between(1, panel), seed);
+    }
+    check(subject, STRIP_MAX, 3072, panel - 1, 48);
+    check(subject, STRIP_MAX - 1, 384, GROUP + 1, 49);
+}
+
+fn random_shapes(subject: &Subject) {
+    let mut random = Random::new(60);
+    for seed in 61..81 {
+        let (rows, inputs) = (random.between(1, 70), random.between(1, 500));
+        check(subject, rows, inputs, random.between(1, 160), seed);
+    }
 }
 
 /// Activated outputs touch no more of the operand than they fill: the rest of a row belongs to

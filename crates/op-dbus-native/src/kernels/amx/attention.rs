@@ -3,8 +3,6 @@
 //! As [`crate::kernels::attention`] has it, but scores go through memory: the CPU can't compute with
 //! tiles. Those of one panel of keys become weights while the tiles are busy with the next.
 
-#![allow(unsafe_op_in_unsafe_fn, reason = "nothing here but instructions under one contract")]
-
 use std::arch::x86_64::*;
 use std::f32::consts::LOG2_E;
 use std::mem::MaybeUninit;

@@ -3,8 +3,6 @@
 //! Tiles store sums and nothing else. What vectors have to do to them afterwards, row by row, is left for
 //! the time in which the tiles are busy with the next ones.
 
-#![allow(unsafe_op_in_unsafe_fn, reason = "nothing here but instructions under one contract")]
-
 use std::arch::x86_64::*;
 use std::marker::PhantomData;
 use std::ops::Range;

@@ -11,8 +11,6 @@
 //! piece: they are loaded from the second one by an instruction that leaves the first as it is. Loaded in
 //! the ordinary way they would push the piece out, and themselves, long before they come up again.
 
-#![allow(unsafe_op_in_unsafe_fn, reason = "nothing here but instructions under one contract")]
-
 use std::arch::asm;
 use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
