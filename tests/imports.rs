@@ -19,6 +19,7 @@ tests! {
     bert_folders_match_their_references: [Bus, Runtime] => folders_match("bert"),
     mpnet_folders_match_their_references: [Bus, Runtime] => folders_match("mpnet"),
     folders_of_version_6_match_their_references: [Bus, Runtime],
+    folders_without_modules_match_with_their_pooling: [Bus, Runtime],
     roberta_folders_match_their_references: [Bus, Runtime] => family_matches("roberta"),
     xlm_roberta_folders_match_their_references: [Bus, Runtime] => family_matches("xlm-roberta"),
     distilbert_folders_match_their_references: [Bus, Runtime] => family_matches("distilbert"),
@@ -149,6 +150,21 @@ async fn folders_of_version_6_match_their_references() -> Outcome {
         serves(setup, "own", &format!("bert-{pooling}")).await?;
     }
     Ok(())
+}
+
+/// What transformers saves by itself.
+async fn folders_without_modules_match_with_their_pooling() -> Outcome {
+    let setup = store()?;
+    let folder = tiny(&setup, "bert", "mean", Format::Version6)?;
+    for file in ["modules.json", "sentence_bert_config.json", "config_sentence_transformers.json"] {
+        fs::remove_file(folder.join(file))?;
+    }
+    fs::remove_dir_all(folder.join("1_Pooling"))?;
+    let refusal = setup.import(&folder, &["--name", "own"]).await?;
+    assert_eq!(refusal.code, Some(1), "{}", refusal.stderr);
+    assert!(refusal.stderr.contains("and no --pooling"), "{}", refusal.stderr);
+    setup.import(&folder, &["--name", "own", "--pooling", "cls"]).await?.success()?;
+    serves(setup, "own", "bert-cls").await
 }
 
 /// Vectors of a family's tiny model, in either format.

@@ -189,7 +189,8 @@ async fn what_a_pull_that_broke_off_has_left_can_be_removed() -> Outcome {
         finish(command, "").await
     };
     let said = remove().await?.success()?;
-    assert!(said.starts_with("medium: removed what an interrupted pull had left"), "{said}");
+    let told = format!("{MEDIUM}: removed what an interrupted pull had left");
+    assert!(said.starts_with(&told), "{said}");
     assert!(!partial.exists());
     let Finished { code, stderr, .. } = remove().await?;
     assert!(code == Some(1) && stderr.contains("is not installed"), "{stderr}");

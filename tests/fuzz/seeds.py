@@ -131,6 +131,8 @@ def model_files() -> dict[str, bytes]:
             "model": {"type": "WordPiece", "vocab": {"[UNK]": 0, "[CLS]": 1, "[SEP]": 2}}},
         "2_Dense/config.json": {"in_features": 2, "out_features": 3, "bias": True,
                                 "activation_function": "torch.nn.modules.activation.Tanh"},
+        "special_tokens_map.json": {"cls_token": "[CLS]", "sep_token": {"content": "[SEP]"}},
+        "model.safetensors.index.json": {"weight_map": {"a": "model.safetensors"}},
     }
     return {name: json.dumps(value).encode() for name, value in values.items()}
 

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::place::Place;
 use crate::tokenizer::{self, TokenizerConfig};
-use crate::{Error, Family, Pooling, transformer};
+use crate::{Error, Family, Pooling, shards, transformer};
 
 const JSON_BYTES_MAX: u64 = 16 << 20;
 const TOKENIZER_BYTES_MAX: u64 = 64 << 20;
@@ -17,7 +17,7 @@ pub(crate) const WEIGHTS_BYTES_MAX: u64 = 20 << 30;
 /// Above this a stated limit means "none".
 pub(crate) const INPUT_TOKENS_MAX: usize = 1 << 20;
 
-const PROMPTS: &str = "config_sentence_transformers.json";
+pub(crate) const PROMPTS: &str = "config_sentence_transformers.json";
 
 /// Which of the files that a model need not have are there and are taken over with it.
 pub(crate) fn optional(place: &Place) -> impl Iterator<Item = String> {
@@ -184,12 +184,8 @@ pub(crate) fn read_family(config: &Config) -> Result<Family, Error> {
 }
 
 /// Files that tell of weights which are not read.
-const OTHER_WEIGHTS: [&str; 4] = [
-    "model.safetensors.index.json",
-    "pytorch_model.bin",
-    "pytorch_model.bin.index.json",
-    "tf_model.h5",
-];
+const OTHER_WEIGHTS: [&str; 3] =
+    ["pytorch_model.bin", "pytorch_model.bin.index.json", "tf_model.h5"];
 
 /// The refusal of a graph that was taken because there is no `model.safetensors`: where the folder has a model of a
 /// family in other files, with what makes one of them.
@@ -207,19 +203,21 @@ pub(crate) fn with_weights(place: &mut Place, graph: Error) -> Error {
     }
 }
 
+/// Whether there are weights that are read.
+pub(crate) fn has_weights(place: &Place) -> bool {
+    place.has("model.safetensors") || place.has(shards::INDEX)
+}
+
 pub(crate) fn require_weights(place: &Place) -> Result<(), Error> {
-    let supported = "the weights in one model.safetensors (sentence-transformers writes it with \
+    let supported = "the weights as model.safetensors (sentence-transformers writes it with \
                      model.save_pretrained(path, safe_serialization=True))";
     if place.has("adapter_config.json") {
         return Err(refuse("adapter_config.json, an adapter to another model", supported));
     }
-    if place.has("model.safetensors") {
+    if has_weights(place) {
         return Ok(());
     }
     match OTHER_WEIGHTS.into_iter().find(|file| place.has(file)) {
-        Some(file) if file.ends_with(".index.json") => {
-            Err(refuse("weights in several files", supported))
-        }
         Some(file) => Err(refuse(format!("weights in {file} only"), supported)),
         None => Err(lacks(place, "model.safetensors")),
     }
@@ -281,7 +279,7 @@ fn modes(pooling: &PoolingConfig) -> Vec<&str> {
 
 pub(crate) fn read_tokenizer_limit(place: &mut Place) -> Result<Option<usize>, Error> {
     let config: TokenizerConfig = read(place, tokenizer::SETTINGS)?.unwrap_or_default();
-    let limit = config.model_max_length.filter(|limit| *limit >= 1.0);
+    let limit = config.length().filter(|limit| *limit >= 1.0);
     // Within these bounds the conversion is exact.
     Ok(limit.filter(|limit| *limit <= INPUT_TOKENS_MAX as f64).map(|limit| limit as usize))
 }

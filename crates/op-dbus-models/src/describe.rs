@@ -4,9 +4,9 @@
 use std::collections::BTreeMap;
 
 use crate::config_files::{
-    Config, INPUT_TOKENS_MAX, PoolingConfig, Prompts, cuts, input_tokens, optional, positions,
-    read, read_done_pooling, read_family, read_pooling, read_prompts, read_tokenizer_limit, refuse,
-    require, require_weights,
+    Config, INPUT_TOKENS_MAX, PROMPTS, PoolingConfig, Prompts, cuts, input_tokens, lacks, optional,
+    positions, read, read_done_pooling, read_family, read_pooling, read_prompts,
+    read_tokenizer_limit, refuse, require, require_weights,
 };
 use crate::import::{ImportOptions, OnnxFacts};
 use crate::model::dense_paths;
@@ -35,10 +35,14 @@ pub(crate) struct Description {
     pub files: Vec<String>,
 }
 
-/// Describes a sentence-transformers model of a family that the compiler knows.
-pub(crate) fn sentence_transformers(place: &mut Place) -> Result<Description, Error> {
-    let modules: Vec<Module> = require(place, "modules.json")?;
-    let modules = read_modules(&modules)?;
+/// Describes a sentence-transformers model of a family that the compiler knows. Where nothing lists what follows the
+/// Transformer, it is the pooling that is `given`.
+pub(crate) fn sentence_transformers(
+    place: &mut Place,
+    given: Option<Pooling>,
+) -> Result<Description, Error> {
+    let modules: Option<Vec<Module>> = read(place, "modules.json")?;
+    let modules = modules.as_deref().map(read_modules).transpose()?;
     let config: Config = require(place, "config.json")?;
     let family = read_family(&config)?;
     require_weights(place)?;
@@ -48,17 +52,23 @@ pub(crate) fn sentence_transformers(place: &mut Place) -> Result<Description, Er
             "a number of dimensions",
         ));
     };
-    let pooling_file = format!("{}/config.json", modules.pooling);
-    let pooling = read_pooling(&require(place, &pooling_file)?, &pooling_file, width)?;
-    let dimensions = read_dense(place, &modules.dense, width)?;
-    let normalize = read_normalize(place, modules.normalize)?;
+    let mut files = vec!["tokenizer.json".to_owned(), "config.json".to_owned()];
+    let (pooling, dense, normalize) = match modules {
+        Some(modules) => {
+            let file = format!("{}/config.json", modules.pooling);
+            let pooling = read_pooling(&require(place, &file)?, &file, width)?;
+            files.extend(["modules.json".to_owned(), file]);
+            (pooling, modules.dense, modules.normalize)
+        }
+        None => (without_modules(place, given)?, Vec::new(), None),
+    };
+    let dimensions = read_dense(place, &dense, width)?;
+    let normalize = read_normalize(place, normalize)?;
     let settings = transformer::read_settings(place)?;
     settings.check()?;
     let max_input_tokens = input_tokens(place, &config, family, settings.max_seq_length)?;
     let Prompts { prompts, default_prompt_name, .. } = read_prompts(place, dimensions)?;
-    let mut files = vec!["tokenizer.json".to_owned(), "config.json".to_owned()];
-    files.extend(["modules.json".to_owned(), pooling_file]);
-    files.extend(modules.dense.iter().flat_map(|folder| dense_paths(folder)));
+    files.extend(dense.iter().flat_map(|folder| dense_paths(folder)));
     files.extend(optional(place));
     Ok(Description {
         family,
@@ -71,8 +81,24 @@ pub(crate) fn sentence_transformers(place: &mut Place) -> Result<Description, Er
         layers: config.layers(),
         unusual: config.unusual(family),
         matryoshka: cuts(config.matryoshka_dimensions, dimensions),
-        dense: modules.dense.into_iter().map(str::to_owned).collect(),
+        dense: dense.into_iter().map(str::to_owned).collect(),
         files,
+    })
+}
+
+/// What follows the Transformer of a model that does not list it.
+fn without_modules(place: &Place, given: Option<Pooling>) -> Result<Pooling, Error> {
+    // sentence-transformers saves each of them with a list, which is lost then and may have had more.
+    let listed = ["1_Pooling/config.json", PROMPTS, transformer::file(place)];
+    if listed.into_iter().any(|file| place.has(file)) {
+        return Err(lacks(place, "modules.json"));
+    }
+    given.ok_or_else(|| {
+        refuse(
+            format!("{} without modules.json, and no --pooling", place.path().display()),
+            "either of them (with neither, sentence-transformers takes the mean, whatever the \
+             model was trained for)",
+        )
     })
 }
 

@@ -58,6 +58,17 @@ pub enum Error {
         /// Why not.
         reason: &'static str,
     },
+    /// A model of that name is installed, and none takes its place unasked.
+    #[error(
+        "the name `{name}` cannot be used: a model of that name is installed; remove it first (type \
+         `{fix}`), or choose another with --name"
+    )]
+    Taken {
+        /// The name.
+        name: String,
+        /// The command that removes the model.
+        fix: String,
+    },
     /// A file of the store is not what it was when it was installed.
     #[error("{} is damaged: {reason}; type `{fix}`", file.display())]
     Corrupt {

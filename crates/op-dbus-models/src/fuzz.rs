@@ -10,7 +10,7 @@ use crate::Progress;
 use crate::describe;
 use crate::import::{ImportOptions, OnnxFacts};
 use crate::place::Place;
-use crate::store;
+use crate::{shards, store};
 
 #[path = "../../../tests/fuzz/file.rs"]
 mod file;
@@ -25,7 +25,7 @@ pub const TARGETS: &[Driven] =
     &[("archive", archive), ("model-files", model_files), ("record", record)];
 
 /// The files that [`model_files`] fills, in the order of its parts.
-const FILES: [&str; 8] = [
+const FILES: [&str; 10] = [
     "modules.json",
     "config.json",
     "1_Pooling/config.json",
@@ -34,6 +34,8 @@ const FILES: [&str; 8] = [
     "tokenizer_config.json",
     "tokenizer.json",
     "2_Dense/config.json",
+    "special_tokens_map.json",
+    shards::INDEX,
 ];
 /// What an import looks for.
 const MARKERS: &[&str] = &["modules.json", "tokenizer.json"];
@@ -43,7 +45,7 @@ const WEIGHTS: [&str; 2] = ["model.safetensors", "2_Dense/model.safetensors"];
 /// A zip archive that somebody gives as a model.
 fn archive(bytes: &[u8]) -> bool {
     let (_file, path) = as_file(bytes);
-    describe_both(&path)
+    describe_all(&path)
 }
 
 /// The files of [`FILES`], a NUL after each; one that is empty is not there.
@@ -57,14 +59,15 @@ fn model_files(bytes: &[u8]) -> bool {
         zip.write_all(content).expect("an archive in memory");
     }
     let (_file, path) = as_file(&zip.finish().expect("an archive in memory").into_inner());
-    describe_both(&path)
+    describe_all(&path)
 }
 
-/// Describes the archive as weights of a known family, and as a user's own graph; whether it is both.
-fn describe_both(path: &Path) -> bool {
+/// Describes the archive as weights of a known family, as a user's own graph, and as weights in several files;
+/// whether it is all of them.
+fn describe_all(path: &Path) -> bool {
     let mut understood = 0;
     if let Ok(mut place) = Place::zip_around(path, MARKERS)
-        && let Ok(found) = describe::sentence_transformers(&mut place)
+        && let Ok(found) = describe::sentence_transformers(&mut place, None)
     {
         assert!(found.dimensions > 0 && found.max_input_tokens > 0, "{found:?}");
         let is_inside = |file: &String| !file.starts_with('/') && !file.contains("..");
@@ -90,7 +93,13 @@ fn describe_both(path: &Path) -> bool {
         assert!(found.dimensions > 0 && found.max_input_tokens > 0, "{found:?}");
         understood += 1;
     }
-    understood == 2
+    if let Ok(mut place) = Place::zip_around(path, MARKERS)
+        && let Ok(found) = shards::read(&mut place)
+    {
+        assert!(found.keys().all(|file| place.has(file) && !file.contains('/')), "{found:?}");
+        understood += 1;
+    }
+    understood == 3
 }
 
 /// The record of an installed model, `op-dbus.json`.

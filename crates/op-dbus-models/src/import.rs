@@ -8,9 +8,11 @@ use crate::describe::{self, Description};
 use crate::error::HookError;
 use crate::place::Place;
 use crate::progress::Progress;
+use crate::shards::{self, Shards};
 use crate::staging::Writer;
 use crate::{Error, Family, FileRecord, Model, Pooling, weights};
 
+const WEIGHTS: &str = "model.safetensors";
 /// The largest ONNX graph: its format ends there.
 const ONNX_BYTES_MAX: u64 = 2 << 30;
 
@@ -46,7 +48,8 @@ pub struct ImportOptions<'a> {
     pub model: &'a TryModel<'a>,
     /// Where the steps are told.
     pub progress: &'a Progress,
-    /// Pooling of an ONNX graph that ends in token vectors and has no `1_Pooling` beside it.
+    /// Pooling of an ONNX graph that ends in token vectors and has no `1_Pooling` beside it, or of weights without
+    /// `modules.json`.
     pub pooling: Option<Pooling>,
     /// Numbers in one vector, for an ONNX graph without anything that states it.
     pub dimensions: Option<usize>,
@@ -65,26 +68,32 @@ pub(crate) fn bring(
     let mut import = Import { place: Place::open(&root, MARKERS)?, dir: to.1, options };
     let is_asked_for = graph.is_some();
     let graph = graph.or_else(|| import.graph_instead_of_weights());
-    let (weights_from, weights_to, bytes_max) = match &graph {
-        Some(graph) => (graph.as_str(), "model.onnx", ONNX_BYTES_MAX),
-        None => ("model.safetensors", "model.safetensors", WEIGHTS_BYTES_MAX),
-    };
     // A wrong kind of model is refused before its weights are copied.
     let description = match &graph {
         Some(_) => None,
-        None => Some(describe::sentence_transformers(&mut import.place)?),
+        None => Some(describe::sentence_transformers(&mut import.place, options.pooling)?),
     };
     description.iter().try_for_each(|description| agree(options, description))?;
+    let shards = if graph.is_some() { Shards::new() } else { import.shards()? };
+    let encoder: Vec<&str> = match &graph {
+        Some(graph) => vec![graph.as_str()],
+        None if shards.is_empty() => vec![WEIGHTS],
+        None => shards.keys().map(String::as_str).collect(),
+    };
     let files = description.as_ref().map_or(&[][..], |description| &description.files);
-    to.0.require_space(peak_bytes(&mut import.place, weights_from, files))?;
-    let mut files = vec![import.copy(weights_from, weights_to, bytes_max)?];
+    to.0.require_space(peak_bytes(&mut import.place, &encoder, files))?;
+    let mut files = vec![match &graph {
+        Some(graph) => import.copy(graph, "model.onnx", ONNX_BYTES_MAX)?,
+        None if shards.is_empty() => import.copy(WEIGHTS, WEIGHTS, WEIGHTS_BYTES_MAX)?,
+        None => import.join(&shards)?,
+    }];
     let description = match description {
         Some(mut description) => {
             note_layers(to.1, &mut description)?;
             description
         }
         None => {
-            import.describe_graph(&to.1.join(weights_to)).map_err(|error| match is_asked_for {
+            import.describe_graph(&to.1.join("model.onnx")).map_err(|error| match is_asked_for {
                 true => error,
                 false => config_files::with_weights(&mut import.place, error),
             })?
@@ -148,13 +157,17 @@ fn locate(source: &Path) -> Result<(PathBuf, Option<String>), Error> {
 }
 
 /// Bytes of all that is large while it is copied: 16-bit floats lie there until 32-bit ones have been made
-/// of them.
-fn peak_bytes(place: &mut Place, encoder: &str, files: &[String]) -> u64 {
+/// of them, and several files until there is one.
+fn peak_bytes(place: &mut Place, encoder: &[&str], files: &[String]) -> u64 {
     let dense = files.iter().filter(|file| file.ends_with("/model.safetensors"));
-    let (mut kept, mut beside) = (0_u64, 0);
-    for file in dense.map(String::as_str).chain([encoder]) {
+    let (mut kept, mut beside, mut parts) = (0_u64, 0, 0_u64);
+    for file in dense.map(String::as_str).chain(encoder.iter().copied()) {
         let bytes = place.bytes(file).unwrap_or(0);
-        let halves = match file.ends_with("model.safetensors") {
+        let is_weights = file.ends_with(".safetensors");
+        if is_weights && file != WEIGHTS && !file.ends_with("/model.safetensors") {
+            parts = parts.saturating_add(bytes);
+        }
+        let halves = match is_weights {
             true => place.with(file, |from, _| Ok(weights::bytes_of_halves(from))),
             false => Ok(None),
         };
@@ -162,7 +175,7 @@ fn peak_bytes(place: &mut Place, encoder: &str, files: &[String]) -> u64 {
         kept = kept.saturating_add(bytes).saturating_add(halves);
         beside = if halves > 0 { bytes.max(beside) } else { beside };
     }
-    kept.saturating_add(beside)
+    kept.saturating_add(parts.max(beside))
 }
 
 struct Import<'a> {
@@ -176,10 +189,41 @@ impl Import<'_> {
     fn graph_instead_of_weights(&self) -> Option<String> {
         let names = ["model.onnx", "onnx/model.onnx"];
         let graph = names.into_iter().find(|name| self.place.has(name));
-        graph.filter(|_| !self.place.has("model.safetensors")).map(str::to_owned)
+        graph.filter(|_| !config_files::has_weights(&self.place)).map(str::to_owned)
+    }
+
+    /// The files of weights that are in several; none where there is one.
+    fn shards(&mut self) -> Result<Shards, Error> {
+        if self.place.has(WEIGHTS) { Ok(Shards::new()) } else { shards::read(&mut self.place) }
+    }
+
+    /// Copies weights in several files, and makes one of them.
+    fn join(&mut self, shards: &Shards) -> Result<FileRecord, Error> {
+        let (mut left, mut headers, mut parts) = (WEIGHTS_BYTES_MAX, 0, Vec::new());
+        for (file, listed) in shards {
+            let bytes = self.fetch(file, file, left)?.0;
+            left -= bytes;
+            let header = weights::read_header(self.dir, file)?;
+            shards::check(file, listed, &header)?;
+            // All of them are held at once.
+            headers += bytes - header.data_len() as u64;
+            weights::check_headers(headers)?;
+            parts.push((self.dir.join(file), header));
+        }
+        let (bytes, sha256) = weights::join(&parts, &self.dir.join(WEIGHTS))?;
+        Ok(FileRecord { path: WEIGHTS.to_owned(), bytes, sha256 })
     }
 
     fn copy(&mut self, from: &str, to: &str, bytes_max: u64) -> Result<FileRecord, Error> {
+        let (bytes, sha256) = self.fetch(from, to, bytes_max)?;
+        let is_weights = to.ends_with(WEIGHTS);
+        let widened = is_weights.then(|| weights::widen(self.dir, to)).transpose()?.flatten();
+        let (bytes, sha256) = widened.unwrap_or((bytes, sha256));
+        Ok(FileRecord { path: to.to_owned(), bytes, sha256 })
+    }
+
+    /// Copies a file as it is; returns its size, at most `bytes_max`, and SHA-256.
+    fn fetch(&mut self, from: &str, to: &str, bytes_max: u64) -> Result<(u64, String), Error> {
         let step = self.options.progress.step(format!("folder: {from}"), self.place.bytes(from));
         let path = self.dir.join(to);
         let copied = self.place.copy(from, &path, bytes_max, |bytes| step.advance(bytes))?;
@@ -187,10 +231,7 @@ impl Import<'_> {
             return Err(config_files::lacks(&self.place, from));
         };
         step.finish(bytes);
-        let is_weights = to.ends_with("model.safetensors");
-        let widened = is_weights.then(|| weights::widen(self.dir, to)).transpose()?.flatten();
-        let (bytes, sha256) = widened.unwrap_or((bytes, sha256));
-        Ok(FileRecord { path: to.to_owned(), bytes, sha256 })
+        Ok((bytes, sha256))
     }
 
     /// Refuses a tokenizer that the service would refuse.
@@ -243,7 +284,7 @@ fn agree(options: &ImportOptions<'_>, model: &Description) -> Result<(), Error> 
 
 /// Notes that there are more layers than are computed: the others lie there unused.
 fn note_layers(dir: &Path, description: &mut Description) -> Result<(), Error> {
-    let found = weights::layers(&weights::read_header(dir, "model.safetensors")?);
+    let found = weights::layers(&weights::read_header(dir, WEIGHTS)?);
     let stated = description.layers.filter(|&stated| stated < found);
     description.unusual.extend(stated.map(|stated| format!("layers {stated}")));
     Ok(())
@@ -271,13 +312,16 @@ mod tests {
         let encoder = write("model.safetensors", Dtype::BF16);
         let dense = write("2_Dense/model.safetensors", Dtype::F32);
         let mut place = Place::folder(folder.path()).unwrap();
-        let mut peak = |files: &[&str]| {
+        let mut peak = |encoder: &[&str], files: &[&str]| {
             let files: Vec<_> = files.iter().map(|&file| file.to_owned()).collect();
-            peak_bytes(&mut place, "model.safetensors", &files)
+            peak_bytes(&mut place, encoder, &files)
         };
-        assert_eq!(peak(&["config.json"]), 2 * encoder + 512);
-        assert_eq!(peak(&["2_Dense/model.safetensors"]), 2 * encoder + 512 + dense);
-        let encoder = write("model.safetensors", Dtype::F32);
-        assert_eq!(peak(&["config.json"]), encoder);
+        assert_eq!(peak(&[WEIGHTS], &["config.json"]), 2 * encoder + 512);
+        assert_eq!(peak(&[WEIGHTS], &["2_Dense/model.safetensors"]), 2 * encoder + 512 + dense);
+        let encoder = write(WEIGHTS, Dtype::F32);
+        assert_eq!(peak(&[WEIGHTS], &["config.json"]), encoder);
+        let [one, two] = [("a.safetensors", Dtype::F16), ("b-model.safetensors", Dtype::F32)]
+            .map(|(name, element)| write(name, element));
+        assert_eq!(peak(&["a.safetensors", "b-model.safetensors"], &[]), 2 * (one + two) + 512);
     }
 }

@@ -24,6 +24,7 @@ mod place;
 mod progress;
 pub mod pull;
 pub mod runtime;
+mod shards;
 mod shell;
 mod staging;
 mod store;

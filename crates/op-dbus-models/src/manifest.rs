@@ -9,7 +9,7 @@ use std::sync::LazyLock;
 
 use serde::Deserialize;
 
-use crate::{Family, FileRecord, Level, Pooling};
+use crate::{Error, Family, FileRecord, Level, Pooling};
 
 pub use libraries::{
     Build, Library, Plugin, Provider, auto, canonical, libraries, names, provider, provider_names,
@@ -110,6 +110,17 @@ pub fn find(name: &str) -> Option<&'static BuiltIn> {
     models()
         .iter()
         .find(|model| model.name.eq_ignore_ascii_case(name) || model.level.as_str() == name)
+}
+
+/// The built-in model of that name or level, which can be pulled.
+///
+/// # Errors
+/// [`Error::Unknown`], which lists what there is.
+pub fn pullable(name: &str) -> Result<&'static BuiltIn, Error> {
+    find(name).ok_or_else(|| {
+        let known = models().iter().map(|model| format!("{} ({})", model.level, model.name));
+        Error::Unknown { name: name.to_owned(), known: known.collect::<Vec<_>>().join(", ") }
+    })
 }
 
 impl BuiltIn {

@@ -52,15 +52,21 @@ pub(crate) fn read_modules(modules: &[Module]) -> Result<Modules<'_>, Error> {
     }
     let folders: Vec<_> = modules.iter().map(|module| module.path.as_str()).collect();
     let (transformer, folders) = (folders[0], &folders[1..between.len() + 2]);
+    if !transformer.is_empty() {
+        return Err(refuse(
+            format!("modules.json with the Transformer in the folder `{transformer}`"),
+            "the Transformer in the model's own folder (sentence-transformers saves it there with \
+             model.save_pretrained(path))",
+        ));
+    }
     let plain = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
     let mut known = BTreeSet::new();
     let mut usable =
         |folder| !str::is_empty(folder) && folder.chars().all(plain) && known.insert(folder);
-    if !transformer.is_empty() || !folders.iter().all(|folder| usable(folder)) {
+    if !folders.iter().all(|folder| usable(folder)) {
         return Err(refuse(
-            format!("modules in the folders `{transformer}` and `{}`", folders.join("`, `")),
-            "the Transformer in the model's own folder and each other module in one of its own \
-             below it",
+            format!("modules in the folders `{}`", folders.join("`, `")),
+            "each module behind the Transformer in a folder of its own, below the model's",
         ));
     }
     let normalize = modules.last().filter(|_| normalizes).map(|module| module.path.as_str());

@@ -106,6 +106,14 @@ impl Place {
         }
     }
 
+    /// A file's whole name, for messages.
+    fn shown(&self, name: &str) -> PathBuf {
+        match &self.kind {
+            Kind::Folder(folder) => folder.root().join(name),
+            Kind::Zip { path, prefix, .. } => path.join(format!("{prefix}{name}")),
+        }
+    }
+
     /// Whether there is a file of that name.
     pub(crate) fn has(&self, name: &str) -> bool {
         match &self.kind {
@@ -169,7 +177,7 @@ impl Place {
             return Ok(());
         }
         Err(Error::unsupported(
-            format!("{} was changed while it was read", self.path().join(name).display()),
+            format!("{} was changed while it was read", self.shown(name).display()),
             "files that nobody writes meanwhile",
         ))
     }
@@ -183,6 +191,13 @@ impl Place {
         (source_name, record): (&'static str, &FileRecord),
         step: Step<'_>,
     ) -> Result<(), Error> {
+        let (said, right) = (self.bytes(name).unwrap_or(0), record.bytes);
+        if said > right {
+            let shown = self.shown(name);
+            let shown = shown.display();
+            let reason = format!("{shown} is another file: it has {said} bytes, and not {right}");
+            return Err(Error::Source { source_name, reason });
+        }
         let copied = self.copy(name, to, record.bytes, |bytes| step.advance(bytes))?;
         let Some((bytes, digest)) = copied else {
             let reason = format!("there is no {} in {}", record.path, self.path().display());

@@ -218,6 +218,13 @@ impl Writer {
     }
 }
 
+impl Drop for Writer {
+    fn drop(&mut self) {
+        // Of a writer that failed nothing is left in it. Where there is something, it stays for the next one.
+        std::fs::remove_dir(self.root.join(STAGING)).ok();
+    }
+}
+
 /// Whether a pull that broke off has left something of a model in the store `dir`.
 pub(crate) fn has_partial(dir: &Path, name: &str) -> bool {
     dir.join(PARTIAL).join(name).is_dir()

@@ -89,12 +89,11 @@ impl Store {
         names
     }
 
-    /// Takes a model out of the store, damaged or not, and what a pull of it that broke off has left. Tells
-    /// whether there was a model: else there was only the latter.
+    /// What a model that can be [removed](Self::remove) is called in the store.
     ///
     /// # Errors
-    /// [`Error::NotInstalled`], [`Error::NoModel`], [`Error::Busy`], or what the file system says.
-    pub fn remove(&self, name: &str) -> Result<bool, Error> {
+    /// [`Error::NotInstalled`] or [`Error::NoModel`].
+    pub fn removable(&self, name: &str) -> Result<String, Error> {
         let built_in = manifest::find(name);
         let name = built_in.map_or(name, |model| model.name.as_str());
         let dir = self.dir.join(name);
@@ -108,7 +107,18 @@ impl Store {
         if installed {
             check_holds_model(built_in, &dir)?;
         }
-        Writer::begin(&self.dir)?.discard(name)?;
+        Ok(name.to_owned())
+    }
+
+    /// Takes a model out of the store, damaged or not, and what a pull of it that broke off has left. Tells
+    /// whether there was a model: else there was only the latter.
+    ///
+    /// # Errors
+    /// [`Error::NotInstalled`], [`Error::NoModel`], [`Error::Busy`], or what the file system says.
+    pub fn remove(&self, name: &str) -> Result<bool, Error> {
+        let name = self.removable(name)?;
+        let installed = self.dir.join(&name).is_dir();
+        Writer::begin(&self.dir)?.discard(&name)?;
         Ok(installed)
     }
 
@@ -127,7 +137,7 @@ impl Store {
     ///
     /// # Errors
     /// [`Error::Unsupported`] names what was found and what would have been accepted,
-    /// [`Error::Name`] what is wrong with the name.
+    /// [`Error::Name`] what is wrong with the name, [`Error::Taken`] that another model has it.
     pub fn import(
         &self,
         source: &Path,
@@ -138,8 +148,8 @@ impl Store {
         let writer = Writer::begin(&self.dir)?;
         // Under the lock: else the second of two imports would replace what the first has brought.
         if writer.root().join(name).exists() {
-            let reason = "a model of that name is installed";
-            return Err(Error::Name { name: name.to_owned(), reason });
+            let fix = format!("op-dbus models remove {name}{}", named(&self.dir));
+            return Err(Error::Taken { name: name.to_owned(), fix });
         }
         let stage = writer.stage()?;
         let files = stage.path().join("files");
@@ -156,9 +166,7 @@ impl Store {
     /// [`Error::Unknown`] for a name that is not built in, [`Error::Sources`] with the reason of
     /// each source when none could deliver.
     pub fn pull(&self, name: &str, options: &PullOptions<'_>) -> Result<Model, Error> {
-        let built_in = manifest::find(name)
-            .ok_or_else(|| Error::Unknown { name: name.to_owned(), known: known_names() })?;
-        self.bring(built_in, options)
+        self.bring(manifest::pullable(name)?, options)
     }
 
     pub(crate) fn bring(
@@ -211,12 +219,6 @@ fn install(writer: &Writer, files: &Path, model: Model) -> Result<Model, Error> 
     write_record(files, &model)?;
     let dir = writer.commit(files, &model.name)?;
     Ok(Model { dir, ..model })
-}
-
-/// The names and levels that can be pulled.
-fn known_names() -> String {
-    let names = manifest::models().iter().map(|m| format!("{} ({})", m.level, m.name));
-    names.collect::<Vec<_>>().join(", ")
 }
 
 /// A folder of this name holds a model: no hidden folder, nothing that leaves the store.

@@ -7,6 +7,7 @@ mod graphs;
 mod hub_server;
 mod hubs;
 mod imports;
+mod layouts;
 mod owners;
 mod pulls;
 mod records;

@@ -6,7 +6,7 @@ use std::collections::{HashMap, HashSet};
 
 use serde::Deserialize;
 use serde::de::IgnoredAny;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::Error;
 use crate::config_files::{Config, read, refuse, require};
@@ -14,6 +14,8 @@ use crate::place::Place;
 
 const FILE: &str = "tokenizer.json";
 pub(crate) const SETTINGS: &str = "tokenizer_config.json";
+/// Where old versions of transformers keep the special tokens.
+const SPECIALS: &str = "special_tokens_map.json";
 
 #[derive(Deserialize)]
 struct TokenizerFile {
@@ -34,6 +36,18 @@ struct TokenizerFile {
 struct Vocabulary {
     #[serde(default)]
     vocab: Pieces,
+    #[serde(default, rename = "type")]
+    kind: Value,
+    #[serde(default)]
+    unk_token: Value,
+    #[serde(default)]
+    continuing_subword_prefix: Value,
+    #[serde(default)]
+    end_of_word_suffix: Value,
+    #[serde(default)]
+    max_input_chars_per_word: Value,
+    #[serde(default)]
+    ignore_merges: Value,
 }
 
 /// The pieces of a vocabulary by their ids, or in the order of these.
@@ -84,7 +98,9 @@ impl TokenizerFile {
 #[derive(Deserialize, Default)]
 pub(crate) struct TokenizerConfig {
     // Some files state an absurdly large number, which no integer holds.
-    pub(crate) model_max_length: Option<f64>,
+    model_max_length: Option<f64>,
+    /// What old versions call it.
+    max_len: Option<f64>,
     tokenizer_class: Option<String>,
     do_lower_case: Option<bool>,
     strip_accents: Option<bool>,
@@ -92,10 +108,38 @@ pub(crate) struct TokenizerConfig {
     add_prefix_space: Option<bool>,
     truncation_side: Option<String>,
     split_special_tokens: Option<bool>,
+    added_tokens_decoder: Option<IgnoredAny>,
     #[serde(default)]
     cls_token: Value,
     #[serde(default)]
     sep_token: Value,
+    #[serde(default)]
+    unk_token: Value,
+}
+
+impl TokenizerConfig {
+    /// Reads it, with the special tokens that go before its own unless it is known to be newer, as transformers does.
+    fn read(place: &mut Place) -> Result<Self, Error> {
+        let mut told: Self = read(place, SETTINGS)?.unwrap_or_default();
+        if told.added_tokens_decoder.is_none() {
+            let old: Self = read(place, SPECIALS)?.unwrap_or_default();
+            for (token, old) in [
+                (&mut told.cls_token, old.cls_token),
+                (&mut told.sep_token, old.sep_token),
+                (&mut told.unk_token, old.unk_token),
+            ] {
+                if !old.is_null() {
+                    *token = old;
+                }
+            }
+        }
+        Ok(told)
+    }
+
+    /// The longest text, in tokens, where that is said.
+    pub(crate) fn length(&self) -> Option<f64> {
+        self.model_max_length.or(self.max_len)
+    }
 }
 
 /// Refuses a tokenizer that is told to do what its `tokenizer.json` does not; returns whether it
@@ -110,9 +154,10 @@ pub(crate) fn check(place: &mut Place) -> Result<bool, Error> {
         return Err(refuse(found, format!("{FILE} {ANEW}")));
     }
     let file: TokenizerFile = require(place, FILE)?;
-    let told: TokenizerConfig = read(place, SETTINGS)?.unwrap_or_default();
+    let told = TokenizerConfig::read(place)?;
     let config: Option<Config> = read(place, "config.json")?;
     check_pieces(&file, &told, class(&told, config.as_ref()))?;
+    check_types(&file.post_processor)?;
     // A text with one of the others would fail, and nothing else tells of them.
     if let Some(rows) = config.and_then(|config| config.vocab_size)
         && file.ids() > rows
@@ -152,6 +197,10 @@ fn class<'a>(told: &'a TokenizerConfig, config: Option<&'a Config>) -> Option<&'
     Some(class.strip_suffix("Fast").unwrap_or(class))
 }
 
+/// A switch of the settings, whether it is stated, and what the class does by it; its name in the file, and what is
+/// done by that.
+type Switch = (&'static str, Option<bool>, bool, &'static str, bool);
+
 /// Compares what decides on the tokens with what the class makes of it. Others take `tokenizer.json` as
 /// it is.
 fn check_pieces(
@@ -160,56 +209,24 @@ fn check_pieces(
     class: Option<&str>,
 ) -> Result<(), Error> {
     let Some(class) = class else { return Ok(()) };
-    let (normalizer, splitter) = (&file.normalizer, &file.pre_tokenizer);
-    let compared = match class {
+    let switches = match class {
         "BertTokenizer" | "DistilBertTokenizer" | "ElectraTokenizer" | "MPNetTokenizer" => {
-            check_kind(class, "normalizer", normalizer, "BertNormalizer")?;
-            check_kind(class, "pre_tokenizer", splitter, "BertPreTokenizer")?;
-            let own = |key: &str| normalizer[key].as_bool();
-            if own("clean_text") == Some(false) {
-                return Err(replaced(class, "clean_text false", "clean_text true"));
-            }
-            let (lowers, has_lower) = (told.do_lower_case.unwrap_or(true), own("lowercase"));
-            let has_lower = has_lower.unwrap_or(true);
-            // Accents go with the case, unless something is said of them.
-            let (strips, has_strip) = (told.strip_accents, own("strip_accents"));
-            vec![
-                ("do_lower_case", told.do_lower_case, lowers, "lowercase", has_lower),
-                (
-                    "strip_accents",
-                    strips,
-                    strips.unwrap_or(lowers),
-                    "strip_accents",
-                    has_strip.unwrap_or(has_lower),
-                ),
-                (
-                    "tokenize_chinese_chars",
-                    told.tokenize_chinese_chars,
-                    told.tokenize_chinese_chars.unwrap_or(true),
-                    "handle_chinese_chars",
-                    own("handle_chinese_chars").unwrap_or(true),
-                ),
-            ]
+            word_piece_switches(class, file, told)?
         }
-        "RobertaTokenizer" => {
-            check_kind(class, "pre_tokenizer", splitter, "ByteLevel")?;
-            if !normalizer.is_null() {
-                return Err(rebuilt(class, "normalizer", normalizer, "none"));
-            }
-            let has = splitter["add_prefix_space"].as_bool().unwrap_or(true);
-            let wanted = told.add_prefix_space.unwrap_or(false);
-            vec![("add_prefix_space", told.add_prefix_space, wanted, "add_prefix_space", has)]
-        }
+        "RobertaTokenizer" => byte_switches(class, file, told)?,
         _ => return Ok(()),
     };
-    let placed = around(&file.post_processor).is_some_and(|(before, behind)| {
-        is_told(&told.cls_token, before) && is_told(&told.sep_token, behind)
-    });
-    if !placed {
-        let kind = "one with cls_token before a text and sep_token behind it";
-        return Err(rebuilt(class, "post_processor", &file.post_processor, kind));
+    check_model(class, &file.model, stated(&told.unk_token, "[UNK]"))?;
+    let (cls, sep) = match class {
+        "MPNetTokenizer" | "RobertaTokenizer" => ("<s>", "</s>"),
+        _ => ("[CLS]", "[SEP]"),
+    };
+    let (cls, sep) = (stated(&told.cls_token, cls), stated(&told.sep_token, sep));
+    if around(&file.post_processor) != Some((cls, sep)) {
+        let kind = format!("one with cls_token {cls} before a text and sep_token {sep} behind it");
+        return Err(rebuilt(class, "post_processor", &file.post_processor, &kind));
     }
-    for (key, stated, wanted, own_key, has) in compared {
+    for (key, stated, wanted, own_key, has) in switches {
         if wanted == has {
             continue;
         }
@@ -223,6 +240,99 @@ fn check_pieces(
         ));
     }
     Ok(())
+}
+
+/// What is compared of BERT's tokenizers.
+fn word_piece_switches(
+    class: &str,
+    file: &TokenizerFile,
+    told: &TokenizerConfig,
+) -> Result<Vec<Switch>, Error> {
+    let normalizer = &file.normalizer;
+    check_kind(class, "normalizer", normalizer, "BertNormalizer")?;
+    check_kind(class, "pre_tokenizer", &file.pre_tokenizer, "BertPreTokenizer")?;
+    let own = |key: &str| normalizer[key].as_bool();
+    if own("clean_text") == Some(false) {
+        return Err(replaced(class, "clean_text false", "clean_text true"));
+    }
+    let lowers = told.do_lower_case.unwrap_or(true);
+    let has_lower = own("lowercase").unwrap_or(true);
+    // Accents go with the case, unless something is said of them.
+    let strips = told.strip_accents.unwrap_or(lowers);
+    let has_strip = own("strip_accents").unwrap_or(has_lower);
+    let chinese = told.tokenize_chinese_chars;
+    let has_chinese = own("handle_chinese_chars").unwrap_or(true);
+    Ok(vec![
+        ("do_lower_case", told.do_lower_case, lowers, "lowercase", has_lower),
+        ("strip_accents", told.strip_accents, strips, "strip_accents", has_strip),
+        (
+            "tokenize_chinese_chars",
+            chinese,
+            chinese.unwrap_or(true),
+            "handle_chinese_chars",
+            has_chinese,
+        ),
+    ])
+}
+
+/// What is compared of RoBERTa's.
+fn byte_switches(
+    class: &str,
+    file: &TokenizerFile,
+    told: &TokenizerConfig,
+) -> Result<Vec<Switch>, Error> {
+    let (normalizer, splitter) = (&file.normalizer, &file.pre_tokenizer);
+    check_kind(class, "pre_tokenizer", splitter, "ByteLevel")?;
+    if !normalizer.is_null() {
+        return Err(rebuilt(class, "normalizer", normalizer, "none"));
+    }
+    if splitter["use_regex"] == false {
+        return Err(replaced(class, "use_regex false", "use_regex true"));
+    }
+    let has = splitter["add_prefix_space"].as_bool().unwrap_or(true);
+    let wanted = told.add_prefix_space.unwrap_or(false);
+    Ok(vec![("add_prefix_space", told.add_prefix_space, wanted, "add_prefix_space", has)])
+}
+
+/// Compares what makes pieces of words: of that these classes take from the file no more than the pieces and their
+/// merges, since version 5.
+fn check_model(class: &str, model: &Vocabulary, unknown: &str) -> Result<(), Error> {
+    let (kind, prefix) = (&model.kind, &model.continuing_subword_prefix);
+    let parts = match class {
+        "RobertaTokenizer" => [
+            ("type", kind, json!("BPE")),
+            ("continuing_subword_prefix", prefix, json!("")),
+            ("end_of_word_suffix", &model.end_of_word_suffix, json!("")),
+            ("ignore_merges", &model.ignore_merges, json!(false)),
+        ],
+        _ => [
+            ("type", kind, json!("WordPiece")),
+            ("continuing_subword_prefix", prefix, json!("##")),
+            ("unk_token", &model.unk_token, json!(unknown)),
+            ("max_input_chars_per_word", &model.max_input_chars_per_word, json!(100)),
+        ],
+    };
+    match parts.into_iter().find(|(_, found, anew)| !found.is_null() && *found != anew) {
+        None => Ok(()),
+        Some((key, found, anew)) => {
+            Err(replaced(class, &format!("the {key} {found} in its model"), &anew.to_string()))
+        }
+    }
+}
+
+/// Refuses what gives tokens of a single text another type than the one that all have here.
+fn check_types(processor: &Value) -> Result<(), Error> {
+    list(processor, "processors").iter().try_for_each(check_types)?;
+    let parts = list(processor, "single")
+        .iter()
+        .flat_map(|part| [&part["Sequence"], &part["SpecialToken"]]);
+    match parts.map(|part| &part["type_id"]).find(|id| id.as_u64().is_some_and(|id| id != 0)) {
+        None => Ok(()),
+        Some(id) => Err(refuse(
+            format!("{FILE} with the type_id {id} in its post_processor"),
+            "0, for all tokens of a text",
+        )),
+    }
 }
 
 /// Refuses a part of another kind than the class makes anew, whatever the file has; transformers before
@@ -249,9 +359,9 @@ fn around(processor: &Value) -> Option<(&str, &str)> {
     }
 }
 
-/// Whether a special token of the settings, which may say nothing of it, is this one.
-fn is_told(told: &Value, token: &str) -> bool {
-    told.as_str().or_else(|| told["content"].as_str()).is_none_or(|told| told == token)
+/// A special token of the settings, or the class's own where they say nothing of it.
+fn stated<'a>(told: &'a Value, own: &'a str) -> &'a str {
+    told.as_str().or_else(|| told["content"].as_str()).unwrap_or(own)
 }
 
 fn rebuilt(class: &str, part: &str, found: &Value, kind: &str) -> Error {
@@ -269,8 +379,12 @@ fn replaced(class: &str, found: &str, kind: &str) -> Error {
 }
 
 fn lowers(normalizer: &Value) -> bool {
-    let parts = normalizer["normalizers"].as_array().map_or(&[][..], Vec::as_slice);
     normalizer["lowercase"] == Value::Bool(true)
         || normalizer["type"] == "Lowercase"
-        || parts.iter().any(lowers)
+        || list(normalizer, "normalizers").iter().any(lowers)
+}
+
+/// The list under a key, where there is one.
+fn list<'a>(of: &'a Value, key: &str) -> &'a [Value] {
+    of[key].as_array().map_or(&[], Vec::as_slice)
 }

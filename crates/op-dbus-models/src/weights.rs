@@ -1,8 +1,8 @@
-//! What a `model.safetensors` says about itself, and its 16-bit floats as 32-bit floats.
+//! What a safetensors file says about itself, and one file made of several or with 32-bit floats.
 
 use std::fs::File;
 use std::io::{self, BufReader, BufWriter, Read, Seek, SeekFrom, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use half::{bf16, f16};
 use safetensors::Dtype;
@@ -20,7 +20,7 @@ pub(crate) fn read_header(dir: &Path, name: &str) -> Result<Metadata, Error> {
     let broken = |found: String| {
         Error::unsupported(
             format!("a {name} that is not a whole safetensors file ({found})"),
-            "an undamaged model.safetensors; fetch or copy it again",
+            format!("an undamaged {name}; fetch or copy it again"),
         )
     };
     let mut file = File::open(path).map_err(fail)?;
@@ -48,6 +48,17 @@ pub(crate) fn read_header(dir: &Path, name: &str) -> Result<Metadata, Error> {
     Ok(header)
 }
 
+/// Refuses headers of several files that are larger together than one may be.
+pub(crate) fn check_headers(bytes: u64) -> Result<(), Error> {
+    if bytes <= HEADER_BYTES_MAX {
+        return Ok(());
+    }
+    Err(Error::unsupported(
+        format!("weights in several files whose headers have {bytes} bytes or more together"),
+        format!("at most {HEADER_BYTES_MAX} bytes for all headers"),
+    ))
+}
+
 /// How many blocks the weights have: one more than the largest number that a name has for its layer.
 pub(crate) fn layers(header: &Metadata) -> usize {
     let tensors = header.tensors();
@@ -65,19 +76,23 @@ pub(crate) fn widen(dir: &Path, name: &str) -> Result<Option<(u64, String)>, Err
     if !header.tensors().values().any(|tensor| is_half(tensor.dtype)) {
         return Ok(None);
     }
-    let path = &dir.join(name);
+    let path = dir.join(name);
+    join(&[(path.clone(), header)], &path).map(Some)
+}
+
+/// Writes one file of the tensors of all `parts`, of which no two have one name, with 32-bit floats in place of 16-bit
+/// ones. Removes the parts, and returns the size and SHA-256 of the file.
+pub(crate) fn join(parts: &[(PathBuf, Metadata)], path: &Path) -> Result<(u64, String), Error> {
     let fail = |error| Error::io("write", path, error);
     let wide = path.with_extension("wide");
     let mut to = BufWriter::new(staging::create(&wide)?);
-    let mut from = File::open(path).map_err(fail)?;
-    let bytes = from.metadata().map_err(fail)?.len();
-    from.seek(SeekFrom::Start(bytes - header.data_len() as u64)).map_err(fail)?;
-    write_wide(&header, &mut BufReader::new(from), &mut to).map_err(fail)?;
+    write_wide(parts, &mut to).map_err(fail)?;
     let file = to.into_inner().map_err(|error| fail(error.into_error()))?;
     file.sync_all().map_err(fail)?;
+    parts.iter().try_for_each(|(part, _)| std::fs::remove_file(part)).map_err(fail)?;
     std::fs::rename(&wide, path).map_err(fail)?;
     let bytes = file.metadata().map_err(fail)?.len();
-    Ok(Some((bytes, digest::of_file(path)?)))
+    Ok((bytes, digest::of_file(path)?))
 }
 
 /// Bytes of the 16-bit floats in a file that is read from its beginning, of which only the header is; none
@@ -100,18 +115,22 @@ fn is_half(element: Dtype) -> bool {
     matches!(element, Dtype::F16 | Dtype::BF16)
 }
 
-/// Writes the tensors of `from`, which begins at the first, in their order.
-fn write_wide(header: &Metadata, from: &mut dyn Read, to: &mut dyn Write) -> io::Result<()> {
-    let names = header.offset_keys();
-    let tensors: Vec<&TensorInfo> = names.iter().filter_map(|name| header.info(name)).collect();
+/// The tensors of a file, in the order in which they lie there.
+fn in_order(header: &Metadata) -> impl Iterator<Item = (String, &TensorInfo)> {
+    let names = header.offset_keys().into_iter();
+    names.filter_map(move |name| header.info(&name).map(|tensor| (name, tensor)))
+}
+
+/// Writes the tensors of all parts, in their order.
+fn write_wide(parts: &[(PathBuf, Metadata)], to: &mut dyn Write) -> io::Result<()> {
     let (mut end, mut wide) = (0, Vec::new());
-    for (name, tensor) in names.iter().zip(&tensors) {
+    for (name, tensor) in parts.iter().flat_map(|(_, header)| in_order(header)) {
         let (start, bytes) = (end, tensor.data_offsets.1 - tensor.data_offsets.0);
         let half = is_half(tensor.dtype);
         end += if half { 2 * bytes } else { bytes };
         let dtype = if half { Dtype::F32 } else { tensor.dtype };
         let info = TensorInfo { dtype, shape: tensor.shape.clone(), data_offsets: (start, end) };
-        wide.push((name.clone(), info));
+        wide.push((name, info));
     }
     // Without what else the file says of itself, so that equal weights get equal digests.
     let wide = Metadata::new(None, wide).map_err(io::Error::other)?;
@@ -119,22 +138,29 @@ fn write_wide(header: &Metadata, from: &mut dyn Read, to: &mut dyn Write) -> io:
     text.resize(text.len().next_multiple_of(8), b' ');
     to.write_all(&(text.len() as u64).to_le_bytes())?;
     to.write_all(&text)?;
-    for tensor in tensors {
-        let bytes = tensor.data_offsets.1 - tensor.data_offsets.0;
-        let mut rest = from.take(bytes as u64);
-        let value: fn([u8; 2]) -> f32 = match tensor.dtype {
-            Dtype::F16 => |bytes| f16::from_le_bytes(bytes).to_f32(),
-            Dtype::BF16 => |bytes| bf16::from_le_bytes(bytes).to_f32(),
-            _ => {
-                io::copy(&mut rest, to)?;
-                continue;
-            }
-        };
-        for _ in 0..bytes / 2 {
-            let mut element = [0; 2];
-            rest.read_exact(&mut element)?;
-            to.write_all(&value(element).to_le_bytes())?;
-        }
+    for (path, header) in parts {
+        let mut from = File::open(path)?;
+        let bytes = from.metadata()?.len();
+        from.seek(SeekFrom::Start(bytes - header.data_len() as u64))?;
+        let mut from = BufReader::new(from);
+        in_order(header).try_for_each(|(_, tensor)| write_tensor(tensor, &mut from, to))?;
+    }
+    Ok(())
+}
+
+/// Writes the tensor that `from` goes on with.
+fn write_tensor(tensor: &TensorInfo, from: &mut dyn Read, to: &mut dyn Write) -> io::Result<()> {
+    let bytes = tensor.data_offsets.1 - tensor.data_offsets.0;
+    let mut rest = from.take(bytes as u64);
+    let value: fn([u8; 2]) -> f32 = match tensor.dtype {
+        Dtype::F16 => |bytes| f16::from_le_bytes(bytes).to_f32(),
+        Dtype::BF16 => |bytes| bf16::from_le_bytes(bytes).to_f32(),
+        _ => return io::copy(&mut rest, to).map(drop),
+    };
+    for _ in 0..bytes / 2 {
+        let mut element = [0; 2];
+        rest.read_exact(&mut element)?;
+        to.write_all(&value(element).to_le_bytes())?;
     }
     Ok(())
 }

@@ -41,20 +41,25 @@ pub(super) fn model(model_type: &str) -> Files {
 /// The usual parts of a tokenizer of the type, and no vocabulary.
 pub(super) fn tokenizer(model_type: &str) -> Value {
     let bytes = json!({ "type": "ByteLevel", "add_prefix_space": false });
+    let (before, behind) = match model_type {
+        "bert" | "distilbert" => ("[CLS]", "[SEP]"),
+        _ => ("<s>", "</s>"),
+    };
+    let around = around(before, behind);
     match model_type {
-        "roberta" => json!({ "pre_tokenizer": bytes, "post_processor": around(), "model": {} }),
+        "roberta" => json!({ "pre_tokenizer": bytes, "post_processor": around, "model": {} }),
         _ => json!({
             "normalizer": { "type": "BertNormalizer" },
             "pre_tokenizer": { "type": "BertPreTokenizer" },
-            "post_processor": around(),
+            "post_processor": around,
             "model": {},
         }),
     }
 }
 
-/// A post-processor that puts a special token before a text and one behind it.
-pub(super) fn around() -> Value {
-    json!({ "type": "RobertaProcessing", "cls": ["<s>", 0], "sep": ["</s>", 2] })
+/// A post-processor that puts one special token before a text and another behind it.
+pub(super) fn around(before: &str, behind: &str) -> Value {
+    json!({ "type": "RobertaProcessing", "cls": [before, 0], "sep": [behind, 2] })
 }
 
 pub(super) fn set(files: &mut Files, path: &str, value: &Value) {

@@ -100,7 +100,7 @@ fn weights_beside_a_graph_that_is_of_no_use_are_told_of() {
     assert_eq!(refused("", &files), alone);
     for (other, found) in [
         ("pytorch_model.bin", "weights in pytorch_model.bin only"),
-        ("pytorch_model.bin.index.json", "weights in several files"),
+        ("pytorch_model.bin.index.json", "weights in pytorch_model.bin.index.json only"),
     ] {
         let mut files = files.clone();
         files.insert(other.into(), b"{}".to_vec());

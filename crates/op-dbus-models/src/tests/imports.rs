@@ -71,9 +71,12 @@ fn the_tokenizer_limits_where_no_length_is_stated() {
     let bench = Bench::new();
     let mut files = fixture::model("bert");
     files.remove("sentence_bert_config.json");
-    set(&mut files, "tokenizer_config.json", &json!({ "model_max_length": 20 }));
-    assert_eq!(bench.import_files(&files).unwrap().max_input_tokens, 20);
-    bench.store.remove("mine").unwrap();
+    for told in ["model_max_length", "max_len"] {
+        set(&mut files, "tokenizer_config.json", &json!({ told: 20 }));
+        assert_eq!(bench.import_files(&files).unwrap().max_input_tokens, 20, "{told}");
+        bench.store.remove("mine").unwrap();
+    }
+    set(&mut files, "sentence_bert_config.json", &json!({ "max_seq_length": null }));
     set(&mut files, "tokenizer_config.json", &json!({ "model_max_length": 1e30 }));
     assert_eq!(bench.import_files(&files).unwrap().max_input_tokens, 34);
 }
@@ -173,7 +176,7 @@ fn missing_files_are_named_with_what_lies_there_instead() {
         ("tokenizer.json", "vocab.txt", "vocab.txt only"),
         ("tokenizer.json", "x", "no tokenizer"),
         ("model.safetensors", "pytorch_model.bin", "pytorch_model.bin only"),
-        ("model.safetensors", "model.safetensors.index.json", "several files"),
+        ("model.safetensors", "model.safetensors.index.json", "json cannot be understood"),
         ("model.safetensors", "x", "without model.safetensors"),
         ("1_Pooling/config.json", "x", "without 1_Pooling/config.json"),
     ];
@@ -258,6 +261,7 @@ fn names_are_checked() {
     bench.import(&source, "my-model_2.5").unwrap();
     let error = bench.import(&source, "my-model_2.5").unwrap_err();
     assert!(error.to_string().contains("is installed"), "{error}");
+    assert!(error.to_string().contains("op-dbus models remove my-model_2.5"), "{error}");
     assert_eq!(bench.visible(), ["my-model_2.5"]);
 }
 
@@ -273,7 +277,7 @@ fn a_name_is_looked_for_under_the_lock() {
     assert!(matches!(error, Error::Busy { .. }), "{error}");
     drop(writer);
     let error = bench.import(&source, "mine").unwrap_err();
-    assert!(matches!(error, Error::Name { .. }), "{error}");
+    assert!(matches!(error, Error::Taken { .. }), "{error}");
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use super::fixture::{self, Bench, Files, Lines};
 use crate::manifest::{self, BuiltIn, BuiltInFile, Package, Wheel};
-use crate::{Error, FileRecord, Level, Model, Progress, PullOptions, Source, digest};
+use crate::{Error, Family, FileRecord, Level, Model, Progress, PullOptions, Source, digest};
 
 const WEIGHTS: &[u8] = b"the weights of the model";
 const TOKENIZER: &[u8] = b"{}";
@@ -85,8 +85,9 @@ fn the_manifest_is_sound() {
 
 #[test]
 fn built_in_models_describe_what_their_files_say() {
-    let tokenizer = fixture::tokenizer("bert").to_string();
     for built_in in manifest::models() {
+        let family = if built_in.family == Family::Mpnet { "mpnet" } else { "bert" };
+        let tokenizer = fixture::tokenizer(family).to_string();
         let dir = tempfile::tempdir().unwrap();
         for file in &built_in.files {
             let content = file.content.as_deref().unwrap_or(&tokenizer);
@@ -95,7 +96,7 @@ fn built_in_models_describe_what_their_files_say() {
             fs::write(path, content).unwrap();
         }
         let mut place = crate::place::Place::folder(dir.path()).unwrap();
-        let found = crate::describe::sentence_transformers(&mut place).unwrap();
+        let found = crate::describe::sentence_transformers(&mut place, None).unwrap();
         assert_eq!(found.family, built_in.family);
         assert_eq!(found.pooling, built_in.pooling);
         assert_eq!(found.normalize, built_in.normalize);
@@ -284,6 +285,20 @@ fn what_a_pull_that_broke_off_had_downloaded_can_be_removed() {
     assert!(!partial.exists() && other.exists());
     let again = bench.store.remove(model);
     assert!(matches!(again, Err(Error::NotInstalled { .. })), "{again:?}");
+}
+
+#[test]
+fn a_file_of_another_model_is_told_and_leaves_nothing() {
+    let bench = Bench::new();
+    let from = bench.path("from");
+    let mut larger = files("");
+    larger.insert("model.safetensors".to_owned(), vec![7; 100]);
+    fixture::write_folder(&from, &larger);
+    let message = quiet(&bench, &built_in(Vec::new()), &from).unwrap_err().to_string();
+    let said = format!("is another file: it has 100 bytes, and not {}", WEIGHTS.len());
+    assert!(message.contains(&said), "{message}");
+    assert_nothing_left(&bench);
+    assert!(!bench.store.dir().join(".staging").exists());
 }
 
 #[test]

@@ -10,19 +10,24 @@ fn bert_normalizer(lowercase: bool, strip_accents: Option<bool>, chinese: bool) 
         "strip_accents": strip_accents, "lowercase": lowercase,
     });
     let splitter = json!({ "type": "BertPreTokenizer" });
-    json!({ "normalizer": normalizer, "pre_tokenizer": splitter, "post_processor": around(),
-        "model": {} })
+    json!({ "normalizer": normalizer, "pre_tokenizer": splitter,
+        "post_processor": around("[CLS]", "[SEP]"), "model": {} })
 }
 
 fn bytes(add_prefix_space: bool) -> Value {
     let splitter = json!({ "type": "ByteLevel", "add_prefix_space": add_prefix_space });
-    json!({ "pre_tokenizer": splitter, "post_processor": around(), "model": {} })
+    json!({ "pre_tokenizer": splitter, "post_processor": around("<s>", "</s>"), "model": {} })
 }
 
-/// A model of the type with this tokenizer and, unless it is null, this `tokenizer_config.json`.
+/// A model of the type with this tokenizer, which has MPNet's special tokens for that, and, unless it is null, this
+/// `tokenizer_config.json`.
 fn model(model_type: &str, tokenizer: &Value, told: &Value) -> Files {
     let mut files = fixture::model(model_type);
-    set(&mut files, "tokenizer.json", tokenizer);
+    let mut tokenizer = tokenizer.clone();
+    if model_type == "mpnet" {
+        tokenizer["post_processor"] = around("<s>", "</s>");
+    }
+    set(&mut files, "tokenizer.json", &tokenizer);
     if !told.is_null() {
         set(&mut files, "tokenizer_config.json", told);
     }
@@ -82,8 +87,9 @@ fn what_would_overrule_tokenizer_json_is_refused() {
     words["pre_tokenizer"] = json!({ "type": "Whitespace" });
     let mut unclean = uncased.clone();
     unclean["normalizer"]["clean_text"] = json!(false);
-    let mut folded = bytes(false);
+    let (mut folded, mut unsplit) = (bytes(false), bytes(false));
     folded["normalizer"] = json!({ "type": "NFKC" });
+    unsplit["pre_tokenizer"]["use_regex"] = json!(false);
     let cases = [
         (
             "bert",
@@ -98,6 +104,7 @@ fn what_would_overrule_tokenizer_json_is_refused() {
         ("mpnet", &unclean, json!({}), "puts clean_text true; supported: clean_text true, or the"),
         ("roberta", &folded, json!(null), "the normalizer NFKC, in place of which a Roberta"),
         ("roberta", &uncased, json!(null), "the pre_tokenizer BertPreTokenizer, in place of"),
+        ("roberta", &unsplit, json!(null), "use_regex false, in place of which a RobertaTokenizer"),
         ("bert", &cased, json!(null), lower),
         ("distilbert", &cased, json!({ "tokenizer_class": "BertTokenizerFast" }), lower),
         ("mpnet", &cased, json!({}), "for a MPNetTokenizer means true"),
@@ -132,7 +139,7 @@ fn what_would_overrule_tokenizer_json_is_refused() {
 fn tokens_that_the_model_has_no_rows_for_are_refused() {
     let import = |vocab: Value, added: &[usize]| {
         let mut tokenizer = bert_normalizer(true, None, true);
-        tokenizer["model"] = json!({ "type": "any", "vocab": vocab });
+        tokenizer["model"] = json!({ "vocab": vocab });
         tokenizer["added_tokens"] = added.iter().map(|id| json!({ "id": id })).collect();
         let files = model("bert", &tokenizer, &json!(null));
         Bench::new().import_files(&files).map_err(|e| e.to_string())
@@ -155,7 +162,7 @@ fn tokens_that_the_model_has_no_rows_for_are_refused() {
 fn added_tokens_are_counted_as_they_are_given_ids() {
     let import = |vocab: &Value, added: &[(usize, String)]| {
         let mut tokenizer = bert_normalizer(true, None, true);
-        tokenizer["model"] = json!({ "type": "any", "vocab": vocab });
+        tokenizer["model"] = json!({ "vocab": vocab });
         let token = |(id, content): &(usize, String)| json!({ "id": id, "content": content });
         tokenizer["added_tokens"] = added.iter().map(token).collect();
         let files = model("bert", &tokenizer, &json!(null));
@@ -209,4 +216,100 @@ fn special_tokens_that_would_be_others_are_refused() {
         // Who reads the file as it is has no others.
         import(&other, &json!({ "tokenizer_class": "PreTrainedTokenizerFast" })).unwrap();
     }
+}
+
+#[test]
+fn special_tokens_of_an_older_file_go_before_those_of_the_settings() {
+    let import = |told: Value, old: &Value| {
+        let mut files = model("bert", &bert_normalizer(true, None, true), &told);
+        set(&mut files, "special_tokens_map.json", old);
+        Bench::new().import_files(&files).map_err(|e| e.to_string())
+    };
+    let same = json!({ "cls_token": { "content": "[CLS]" }, "unk_token": "[UNK]", "x": [] });
+    import(json!({ "sep_token": "[SEP]" }), &same).unwrap();
+    let other = json!({ "sep_token": { "content": "</s>" } });
+    let message = import(json!({ "sep_token": "[SEP]" }), &other).unwrap_err();
+    let expected = "one with cls_token [CLS] before a text and sep_token </s> behind it";
+    assert!(message.contains(expected), "{message}");
+    // With these the settings are of a version that has all special tokens there.
+    import(json!({ "sep_token": "[SEP]", "added_tokens_decoder": {} }), &other).unwrap();
+    import(json!({ "tokenizer_class": "PreTrainedTokenizerFast" }), &other).unwrap();
+}
+
+#[test]
+fn special_tokens_that_nothing_names_are_those_of_the_class() {
+    for (model_type, class) in [("bert", "Bert"), ("mpnet", "MPNet"), ("roberta", "Roberta")] {
+        let own = if model_type == "bert" { ("[CLS]", "[SEP]") } else { ("<s>", "</s>") };
+        let mut files = fixture::model(model_type);
+        let mut tokenizer = fixture::tokenizer(model_type);
+        tokenizer["post_processor"] = around("<cls>", "<sep>");
+        set(&mut files, "tokenizer.json", &tokenizer);
+        let expected = format!(
+            "in place of which a {class}Tokenizer puts one with cls_token {} before a text and \
+             sep_token {} behind it",
+            own.0, own.1
+        );
+        let message = refusal(&files);
+        assert!(message.contains(&expected), "{message}");
+        let told = json!({ "cls_token": "<cls>", "sep_token": "<sep>" });
+        set(&mut files, "tokenizer_config.json", &told);
+        Bench::new().import_files(&files).unwrap();
+    }
+}
+
+#[test]
+fn what_the_class_makes_of_the_model_anew_is_refused() {
+    let import = |model_type: &str, key: &str, value: &Value, told: Value| {
+        let mut tokenizer = fixture::tokenizer(model_type);
+        tokenizer["model"][key] = value.clone();
+        let files = model(model_type, &tokenizer, &told);
+        Bench::new().import_files(&files).map_err(|e| e.to_string())
+    };
+    let cases = [
+        ("bert", "type", json!("WordPiece"), json!("WordLevel")),
+        ("bert", "continuing_subword_prefix", json!("##"), json!("@@")),
+        ("distilbert", "max_input_chars_per_word", json!(100), json!(50)),
+        ("mpnet", "unk_token", json!("[UNK]"), json!("<unk>")),
+        ("roberta", "type", json!("BPE"), json!("Unigram")),
+        ("roberta", "continuing_subword_prefix", json!(null), json!("##")),
+        ("roberta", "end_of_word_suffix", json!(""), json!("</w>")),
+        ("roberta", "ignore_merges", json!(false), json!(true)),
+    ];
+    for (model_type, key, same, other) in cases {
+        import(model_type, key, &same, json!(null)).unwrap();
+        let message = import(model_type, key, &other, json!(null)).unwrap_err();
+        let expected = format!("with the {key} {other} in its model, in place of which a ");
+        assert!(message.contains(&expected), "{message}");
+        // Who reads the file as it is has the same.
+        let whole = json!({ "tokenizer_class": "PreTrainedTokenizerFast" });
+        import(model_type, key, &other, whole).unwrap();
+    }
+    let told = json!({ "unk_token": { "content": "<unk>" } });
+    import("bert", "unk_token", &json!("<unk>"), told.clone()).unwrap();
+    let message = import("bert", "unk_token", &json!("[UNK]"), told).unwrap_err();
+    assert!(message.contains("puts \"<unk>\"; supported: \"<unk>\", or"), "{message}");
+}
+
+#[test]
+fn token_types_that_no_engine_knows_are_refused() {
+    for (part, kind) in [(0_usize, "SpecialToken"), (1, "Sequence"), (2, "SpecialToken")] {
+        let mut template = template("[CLS]", "[SEP]");
+        template["single"][part][kind]["type_id"] = json!(1);
+        let list = json!({ "type": "Sequence", "processors": [template] });
+        for processor in [template, list] {
+            let mut tokenizer = bert_normalizer(true, None, true);
+            tokenizer["post_processor"] = processor;
+            for told in [json!(null), json!({ "tokenizer_class": "PreTrainedTokenizerFast" })] {
+                let message = refusal(&model("bert", &tokenizer, &told));
+                let expected = "tokenizer.json with the type_id 1 in its post_processor";
+                assert!(message.contains(expected), "{message}");
+            }
+        }
+    }
+    // Of the second of two texts, which nobody sends.
+    let mut pairs = template("[CLS]", "[SEP]");
+    pairs["pair"] = json!([{ "Sequence": { "id": "B", "type_id": 1 } }]);
+    let mut tokenizer = bert_normalizer(true, None, true);
+    tokenizer["post_processor"] = pairs;
+    Bench::new().import_files(&model("bert", &tokenizer, &json!(null))).unwrap();
 }
