@@ -15,8 +15,11 @@ use crate::harness::client::{Client, Options, pid, refused, value};
 use crate::harness::daemon::{Daemon, Setup};
 use crate::harness::golden::cosine;
 use crate::harness::load::Load;
+use crate::harness::needs::hang_in_its_load;
+use crate::harness::process::children;
 use crate::harness::registry::tests;
 use crate::harness::{Outcome, eventually, within};
+use crate::memory::runs;
 use crate::offload::much;
 use crate::providers::{beside, fallbacks, ggml, movable, provider, told_of};
 
@@ -31,6 +34,7 @@ tests! {
     one_that_hangs_whenever_it_is_asked_is_left_and_comes_back: [Bus, Low, Ggml],
     a_successor_that_takes_long_starves_no_watchdog: [Bus, Low, Ggml],
     one_that_takes_long_to_refuse_holds_no_change_up: [Bus, Low, Ggml],
+    one_that_hangs_in_its_load_holds_no_stop_up: [Bus, Low, Ggml],
     one_without_memory_has_its_batches_halved: [Bus, Low, Ggml],
     one_that_answers_nonsense_is_asked_again: [Bus, Low, Ggml],
     one_that_was_not_there_is_taken_up_by_itself: [Bus, Low, Ggml],
@@ -98,7 +102,7 @@ async fn one_that_is_lost_again_and_again_is_left_without_a_lost_call() -> Outco
 }
 
 /// What its proof may take on a busy machine is what a batch may take here.
-const BATCH_S: &str = "5";
+const BATCH_S: &str = "10";
 
 /// Each worker's fifth batch: those of its proof and one call are before it.
 async fn one_that_hangs_once_is_replaced() -> Outcome {
@@ -115,7 +119,8 @@ async fn one_that_hangs_once_is_replaced() -> Outcome {
         (1, 1)
     );
     assert_ne!(daemon.workers().await?, before);
-    assert!(daemon.process.stderr().contains("it said nothing for 5 s"));
+    let said = daemon.process.stderr();
+    assert!(said.contains(&format!("it said nothing for {BATCH_S} s")), "{said}");
     assert_eq!(provider(&daemon).await?, ("ggml".to_owned(), String::new()));
     daemon.stop().await
 }
@@ -145,13 +150,13 @@ async fn one_that_hangs_whenever_it_is_asked_is_left_and_comes_back() -> Outcome
 async fn a_successor_that_takes_long_starves_no_watchdog() -> Outcome {
     let bus = PrivateBus::start().await?;
     let fleet = TcpListener::bind("127.0.0.1:0")?;
-    let setup = with_fallback("hang_on_batch=4")?.setting("batch_timeout_s", "3");
+    let setup = with_fallback("hang_on_batch=4")?.setting("batch_timeout_s", BATCH_S);
     let setup = setup.setting("providers.remote.batch_timeout_s", "3");
     let setup = setup.setting("fallback", "remote, cpu");
     let endpoint = format!("http://{}", fleet.local_addr()?);
     let setup = setup.setting("providers.remote.endpoints", &endpoint);
     let setup = setup.setting("providers.remote.request_timeout_s", "3");
-    let (setup, manager) = setup.env("WATCHDOG_USEC", "1000000").managed()?;
+    let (setup, manager) = setup.env("WATCHDOG_USEC", "2000000").managed()?;
     let daemon = setup.start(&bus).await?;
     manager.told("READY=1").await?;
     let client = Client::on(&bus).await?;
@@ -183,6 +188,27 @@ async fn one_that_takes_long_to_refuse_holds_no_change_up() -> Outcome {
     within("a change", manager.set_vector_level("none")).await??;
     assert_eq!(daemon.client().embedder.state().await?, "disabled");
     daemon.stop().await
+}
+
+/// When its model is loaded again.
+async fn one_that_hangs_in_its_load_holds_no_stop_up() -> Outcome {
+    let (setup, library, _) = movable()?;
+    let (_bus, _setup, mut daemon) = setup.setting("load_timeout_s", "3600").alone().await?;
+    let manager = daemon.client().manager.clone();
+    manager.unload().await?;
+    let process = daemon.process.pid();
+    eventually("no worker", async || Ok(children(process)?.is_empty())).await?;
+    hang_in_its_load(&library)?;
+    let warm_up = tokio::spawn(async move { manager.warm_up().await });
+    eventually("a worker that loads", async || Ok(!children(process)?.is_empty())).await?;
+    let workers = children(process)?;
+    daemon.process.signal(Signal::SIGTERM)?;
+    refused(within("the end of the call", warm_up).await??, ErrorName::ShuttingDown)?;
+    assert!(daemon.process.ended().await?.success());
+    let said = daemon.process.stderr();
+    assert!(!said.contains("not all work was done"), "{said}");
+    let are_ended = async || Ok(!workers.iter().any(|worker| runs(*worker)));
+    eventually("the end of the worker", are_ended).await
 }
 
 async fn one_without_memory_has_its_batches_halved() -> Outcome {

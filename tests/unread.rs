@@ -115,7 +115,7 @@ async fn who_reads_no_large_replies_waits_alone() -> Outcome {
 
 /// Small replies, with a descriptor each: dbus-daemon keeps 64 of these for the service.
 async fn who_takes_no_descriptors_waits_alone() -> Outcome {
-    let (bus, _setup, daemon) = roomy()?.alone().await?;
+    let (bus, _setup, mut daemon) = roomy()?.alone().await?;
     let mut sleeper = Sleeper::on(&bus).await?;
     let name = sleeper.connection.unique_name().ok_or("it has no name")?.to_string();
     // Those that its own socket holds do not lie in the bus.
@@ -140,7 +140,17 @@ async fn who_takes_no_descriptors_waits_alone() -> Outcome {
     assert_eq!(sleeper.wake().await?, 0);
     beside(&daemon).await?;
     assert!(!daemon.process.stderr().contains("takes no replies"), "{}", daemon.process.stderr());
-    daemon.stop().await
+    // A stop waits for it as well.
+    let computed = daemon.client().counter("texts").await?;
+    for _ in 0..80 {
+        sleeper.send_to("EmbedToFd", 1).await?;
+    }
+    daemon.client().counted("texts", computed + 80).await?;
+    daemon.process.signal(Signal::SIGTERM)?;
+    daemon.process.says("the calls in flight are finished first").await?;
+    assert_eq!(sleeper.wake().await?, 0);
+    assert!(daemon.process.ended().await?.success());
+    Ok(())
 }
 
 /// How many file descriptors the bus keeps for a connection.
@@ -173,6 +183,8 @@ async fn what_others_send_to_a_caller_is_not_the_services() -> Outcome {
     }
     daemon.process.says("does not read").await?;
     beside(&daemon).await?;
+    // A stop would wait for it to read.
+    drop(sleeper);
     daemon.stop().await
 }
 

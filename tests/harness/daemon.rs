@@ -5,6 +5,7 @@ use std::os::unix::fs::{PermissionsExt, chown, symlink};
 use std::path::{Path, PathBuf};
 
 use futures_util::StreamExt;
+use nix::errno::Errno;
 use nix::sys::signal::Signal;
 use op_dbus_api::{BUS_NAME, ErrorName, ROOT_PATH};
 use tempfile::TempDir;
@@ -286,7 +287,11 @@ impl Daemon {
     /// Sends a signal to each worker.
     pub async fn signal_workers(&self, signal: Signal) -> Outcome {
         for pid in self.workers().await? {
-            process::send(signal, pid).await?;
+            match process::send(signal, pid).await {
+                // It has ended meanwhile.
+                Err(error) if error.downcast_ref::<Errno>() == Some(&Errno::ESRCH) => {}
+                end => end?,
+            }
         }
         Ok(())
     }

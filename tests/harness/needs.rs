@@ -1,7 +1,7 @@
 //! What a test needs of the machine. A test without it is skipped, visibly, and the reason said.
 
 use std::env;
-use std::fs::DirEntry;
+use std::fs::{self, DirEntry};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
@@ -9,6 +9,8 @@ use std::sync::OnceLock;
 use landlock::{
     ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, Ruleset, RulesetAttr, Scope,
 };
+use nix::sys::stat::Mode;
+use nix::unistd::mkfifo;
 
 use super::{Outcome, polkit};
 
@@ -199,6 +201,14 @@ pub fn fake_tensorrt() -> Outcome<PathBuf> {
     built(example("libfake_tensorrt.so"))
 }
 
+/// Puts one in the place of `library`, which may be a link, whose load never ends: the library that the new one looks
+/// for beside it is a pipe, which nobody writes.
+pub fn hang_in_its_load(library: &Path) -> Outcome {
+    fs::remove_file(library)?;
+    fs::copy(fake_tensorrt()?, library)?;
+    Ok(mkfifo(&library.with_file_name("libonnxruntime_ggml.so"), Mode::S_IRWXU)?)
+}
+
 fn built(path: PathBuf) -> Outcome<PathBuf> {
     match path.is_file() {
         true => Ok(path),
@@ -341,7 +351,7 @@ fn network() -> bool {
 
 /// Yama's scopes 2 and 3 keep everybody or all but root from attaching to a running process.
 fn may_trace() -> bool {
-    let scope = std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").unwrap_or_default();
+    let scope = fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").unwrap_or_default();
     match scope.trim() {
         "" | "0" => true,
         "1" | "2" => nix::unistd::Uid::effective().is_root(),

@@ -38,11 +38,6 @@ pub fn watchdog() {
     send(&[NotifyState::Watchdog]);
 }
 
-/// The time without [`watchdog`] after which the manager acts; `None` when nobody watches.
-pub fn watchdog_limit() -> Option<Duration> {
-    sd_notify::watchdog_enabled()
-}
-
 /// A manager that cannot be told is no reason to stop serving.
 fn send(state: &[NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(state) {

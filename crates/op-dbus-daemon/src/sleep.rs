@@ -145,19 +145,14 @@ async fn inhibit(logind: &LogindProxy<'_>, (times, patience): (u32, Duration)) -
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::net::UnixStream;
-
-    use zbus::connection::Builder;
-    use zbus::{Guid, MessageStream};
+    use zbus::MessageStream;
 
     use super::*;
+    use crate::bus::tests::peers;
 
     #[tokio::test]
     async fn a_delay_whose_answer_was_dropped_is_asked_for_again() {
-        let (near, far) = UnixStream::pair().unwrap();
-        let far = Builder::unix_stream(far).server(Guid::generate()).p2p();
-        let near = Builder::unix_stream(near).p2p();
-        let (logind, service) = tokio::try_join!(far.build(), near.build()).unwrap();
+        let (logind, service) = peers().await;
         let mut asked = MessageStream::from(&logind);
         let proxy = LogindProxy::builder(&service).cache_properties(CacheProperties::No);
         let proxy = proxy.build().await.unwrap();

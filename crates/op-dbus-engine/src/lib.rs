@@ -103,5 +103,5 @@ pub use start::{reference, try_tokenizer};
 pub use stats::{Snapshot, Stats, Times};
 pub use status::{WorkerState, WorkerStatus};
 pub use tokenizer::{Piece, Tokenizer, TokenizerError};
-pub use tokio_util::sync::CancellationToken;
+pub use tokio_util::sync::{CancellationToken, DropGuard};
 pub use usage::{ArenaUse, BufferUse, MemoryUse, TransferUse};

@@ -22,6 +22,8 @@ pub fn trim() {
 
 #[cfg(test)]
 mod tests {
+    use std::hint::black_box;
+
     use super::*;
 
     #[test]
@@ -35,10 +37,13 @@ mod tests {
 
     #[test]
     fn memory_that_was_written_is_counted() {
-        let before = resident();
-        let much = vec![1u8; 64 << 20];
-        assert!(resident() >= before + (48 << 20), "{before} and {}", resident());
-        drop(much);
-        assert!(before > 0);
+        // Other tests of the process may give as much back meanwhile.
+        assert!((0..5).any(|_| {
+            let before = resident();
+            let much = black_box(vec![1u8; 64 << 20]);
+            let after = resident();
+            drop(much);
+            before > 0 && after >= before + (48 << 20)
+        }));
     }
 }

@@ -134,18 +134,19 @@ pub(crate) fn measure(
         let ids = probe.repeat(rows);
         let batch = Batch { ids: &ids, lengths: &lengths };
         let mut out = vec![f32::NAN; rows * shared.model.dimensions];
-        // The first of a shape also pays for what a provider prepares for it.
-        for counts in [false, true] {
+        // The first of a shape also pays for what a provider prepares for it, unless another program has had the
+        // second one wait for longer.
+        let mut us = u64::MAX;
+        for _ in 0..2 {
             let started_us = clock.now_us();
             match run_checked(backend, &batch, &mut out, &mut |_| ()) {
                 // Larger ones will be halved.
                 Err(BackendError::OutOfMemory(_)) => return Ok(costs),
                 result => result?,
             }
-            if counts {
-                costs.push(BatchCost { tokens: ids.len(), us: clock.now_us() - started_us });
-            }
+            us = us.min(clock.now_us() - started_us);
         }
+        costs.push(BatchCost { tokens: ids.len(), us });
         rows *= 4;
     }
     Ok(costs)

@@ -59,6 +59,8 @@ struct Worker {
     orders: BTreeSet<Order>,
     /// Whether a backend is being made for it now.
     is_loading: bool,
+    /// Whether it lets its backend go now.
+    is_leaving: bool,
     /// What it gave back in all, and had left when it last did.
     footprint: Footprint,
     /// Tokens of the largest batch that it ran.
@@ -251,7 +253,7 @@ impl Roster {
         if let Some(worker) = self.workers.get_mut(worker) {
             worker.status.state = state;
             worker.running = None;
-            worker.is_loading = false;
+            (worker.is_loading, worker.is_leaving) = (false, false);
         }
     }
 
@@ -327,6 +329,12 @@ impl Roster {
         self.workers.iter().all(|worker| worker.status.state == WorkerState::Stopped)
     }
 
+    /// The same of those that do not just make a backend.
+    pub fn all_but_loading_have_ended(&self) -> bool {
+        let has_ended = |worker: &Worker| worker.status.state == WorkerState::Stopped;
+        self.workers.iter().all(|worker| worker.is_loading || has_ended(worker))
+    }
+
     /// Whether none has a backend, and one that is not given up is to have one. Reserved ones are not waited for.
     pub fn is_only_coming(&self) -> bool {
         let coming = |worker: &Worker| {
@@ -349,7 +357,8 @@ impl Roster {
     /// Whether every worker that is to have a backend has one, or is given up.
     pub fn is_settled(&self, wants: impl Fn(usize) -> bool) -> bool {
         let settled = |worker: &Worker| {
-            worker.is_there() || worker.status.reserved || !self.can_be_had(worker)
+            let stays = worker.is_there() && !worker.is_leaving;
+            stays || worker.status.reserved || !self.can_be_had(worker)
         };
         let mut workers = self.workers.iter().enumerate();
         workers.all(|(index, worker)| settled(worker) || !wants(index))

@@ -63,7 +63,7 @@ pub(crate) struct Scheduler {
     work: Condvar,
     /// Signalled when there is something for reserved workers.
     reserve: Condvar,
-    /// Signalled when the engine stops or unloads: what a worker waits on between two tries to load.
+    /// Signalled when the engine stops or unloads, or loses a worker: what one waits on between two tries to load.
     stop: Condvar,
     /// Notified when a worker was lost, loaded, unloaded, moved or ended, or has done what it was asked for.
     changed: Notify,

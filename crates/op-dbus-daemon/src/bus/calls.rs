@@ -182,6 +182,7 @@ impl Calls {
         let (cancel, deadline): (CancellationToken, _) = (caller.cancel.clone(), options.deadline);
         let request = Request { uid: caller.uid, cancel, inputs, options, wait: false, sink: None };
         let (reply, served) = self.service.embed(served, request).await?;
+        let _replying = self.service.replying();
         let (tokens, queue_us, compute_us) = (reply.tokens, reply.queue_us, reply.compute_us);
         let (cut, model) = (reply.truncated.len(), &served.model);
         debug!(texts = count, cut, tokens, queue_us, compute_us, model = %model, "embedded");
@@ -229,6 +230,8 @@ impl Calls {
         if self.service.now().settings().bus == Bus::Session {
             return Ok(());
         }
+        // A stop waits for it, as for what is computed.
+        let _replying = self.service.replying();
         in_time(caller, deadline, ROOM, caller.unread().room(caller, reply)).await
     }
 

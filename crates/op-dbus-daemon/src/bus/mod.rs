@@ -21,7 +21,7 @@ mod question;
 mod reply;
 mod socket;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod unread;
 mod views;
 mod wire;

@@ -18,7 +18,7 @@ const REPLACED: Duration = Duration::from_secs(5);
 /// compute is no fault of this service, which a new start would not mend; and a worker that hangs is replaced
 /// without one, which would cost every call in flight.
 pub(super) async fn feed(service: Service) {
-    let Some(limit) = notify::watchdog_limit() else { return };
+    let Some(limit) = sd_notify::watchdog_enabled() else { return };
     let (period, check_max) = pace(limit);
     let mut ticks = interval(period);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);

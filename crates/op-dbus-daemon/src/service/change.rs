@@ -116,7 +116,11 @@ impl Service {
             Err(Error::Load(_)) if self.now().served().is_none() => {}
             Err(error) => error!("the settings could not be applied: {error}"),
         }
-        notify::ready(&self.now().summary());
+        let now = self.now();
+        // Before the end of the first load nothing is ready; it is told then.
+        if !matches!(now.phase, Phase::Loading(_)) {
+            notify::ready(&now.summary());
+        }
         result
     }
 
@@ -278,12 +282,14 @@ impl Service {
     /// Loads these in `new`, too, for the calls and jobs that name another level: one after the other, as a device
     /// has memory for few at once.
     pub(super) fn bring_along(&self, others: Vec<Choice>, new: Arc<Fleet>) {
-        let service = self.clone();
+        let (service, loaded) = (self.clone(), self.now().loaded.clone());
         tokio::spawn(async move {
             for choice in others {
                 let end = new.get(&choice).await;
-                // Another change was faster.
-                let still = |now: &Arc<Now>| Arc::ptr_eq(&now.fleet, &new);
+                // Another change was faster, which may have let go of them in the same fleet.
+                let still = |now: &Arc<Now>| {
+                    Arc::ptr_eq(&now.fleet, &new) && Arc::ptr_eq(&now.loaded, &loaded)
+                };
                 let Some(now) = service.staying().ok().filter(still) else { return };
                 match end {
                     Ok(served) => service.tell_named(&served, now.settings()),

@@ -9,7 +9,7 @@ use op_dbus_engine::{Absence, CancellationToken, Footprint, Presence, memory};
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tracing::{error, info};
 
-use super::now::{Now, wanted};
+use super::now::{Now, Phase, wanted};
 use super::served::Served;
 use super::{Error, Service, blocking};
 use crate::settings::Settings;
@@ -41,9 +41,16 @@ impl Service {
     /// # Errors
     /// Why none can serve.
     pub async fn warm_up(&self) -> Result<(), Error> {
-        // The first load, or a change, may be under way.
-        drop(self.0.change.lock().await);
-        let served = self.serving(None, None).await?;
+        let served = loop {
+            self.settled().await;
+            match self.serving(None, None).await {
+                // A change has just begun.
+                Err(Error::NotReady { .. }) => {}
+                end => break end?,
+            }
+        };
+        // What could not be loaded before comes into force before anybody is told.
+        self.revive(true).await;
         let Err(error) = served.engine.load().await else { return Ok(()) };
         let next = match self.now().may_have_successor(&served) {
             true => self.successor(&served, CancellationToken::default(), None).await?,
@@ -55,14 +62,21 @@ impl Service {
         }
     }
 
+    /// Returns once no change is under way, nor the first load, before which callers are let in already.
+    async fn settled(&self) {
+        drop(self.0.change.lock().await);
+        // The sender is ours, so it does not end before.
+        let _ = self.watch().wait_for(|now| !matches!(now.phase, Phase::Loading(_))).await;
+    }
+
     /// Ends the workers of every engine that is there, once the calls in flight in it are answered. The next
     /// call loads the model again.
     ///
     /// # Errors
     /// `Busy` when the calls in one, or its workers, do not end; the others are unloaded even so. `ShuttingDown`.
     pub async fn unload(&self) -> Result<(), Error> {
-        // The first load, or a change, may be under way. None waits for calls in flight to end.
-        drop(self.0.change.lock().await);
+        // No change waits for calls in flight to end.
+        self.settled().await;
         let until = Instant::now() + CALLS_END;
         let mut gone: Vec<Arc<Served>> = Vec::new();
         loop {

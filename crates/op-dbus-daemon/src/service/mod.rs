@@ -31,7 +31,7 @@ use futures_util::future::join_all;
 use op_dbus_engine::{CancellationToken, Error as EngineError, Kept};
 use op_dbus_models::Level;
 use tokio::sync::{Mutex, Notify, Semaphore, oneshot, watch};
-use tokio::time::sleep_until;
+use tokio::time::{sleep_until, timeout_at};
 
 use crate::devices::Reader;
 use crate::settings::Loaded;
@@ -71,10 +71,21 @@ struct Inner {
     fallbacks: AtomicU64,
     /// Permits for the inputs that wait for another provider.
     held: Semaphore,
-    /// A call has tried to load what could not be loaded before: that comes into force, or why it can't.
+    /// A call tries to load what could not be loaded before: that comes into force, or why it can't.
     tried: Notify,
+    /// Replies that wait for room on their way.
+    replying: watch::Sender<usize>,
     /// Nothing that calls wait for comes any more.
     ended: CancellationToken,
+}
+
+/// A reply that waits for room on its way; until it is dropped.
+pub(crate) struct Replying<'a>(&'a Service);
+
+impl Drop for Replying<'_> {
+    fn drop(&mut self) {
+        self.0.0.replying.send_modify(|replies| *replies -= 1);
+    }
 }
 
 /// What engines are made with.
@@ -100,7 +111,7 @@ impl Service {
         };
         let now = Now { phase, since: SystemTime::now(), loaded, fleet };
         let now = watch::Sender::new(Arc::new(now));
-        let (change, trimming, given, fallbacks, tried, ended) = Default::default();
+        let (change, trimming, given, fallbacks, tried, replying, ended) = Default::default();
         Self(Arc::new(Box::new(Inner {
             now,
             change,
@@ -112,6 +123,7 @@ impl Service {
             fallbacks,
             held: Semaphore::new(failover::HELD_KIB_MAX),
             tried,
+            replying,
             ended,
         })))
     }
@@ -163,15 +175,18 @@ impl Service {
         };
         let Some(choice) = choice else { return Err(Error::Disabled) };
         let load = now.fleet.get(&choice);
+        if in_force {
+            // Before it is waited for: what comes of it is taken up as well where this caller leaves meanwhile.
+            self.0.tried.notify_one();
+        }
         let served = match deadline {
             None => load.await,
             Some(deadline) => {
                 let late = |_| Error::DeadlineExceeded { model: choice.model().to_owned() };
-                tokio::time::timeout_at(deadline.into(), load).await.map_err(late)?
+                timeout_at(deadline.into(), load).await.map_err(late)?
             }
         };
         if in_force {
-            self.0.tried.notify_one();
             return served.map_err(Error::InForce);
         }
         served.inspect(|served| self.tell_named(served, now.settings())).map_err(Error::Load)
@@ -198,15 +213,25 @@ impl Service {
         serving.await
     }
 
-    /// Refuses new calls, finishes those in flight until `deadline`, then stops the workers.
+    /// Refuses new calls, finishes those in flight until `deadline`, then stops the workers. Replies that wait for room
+    /// on their way have until then, too.
     pub async fn drain(&self, deadline: Instant) {
         let before = self.now();
         self.enter(Phase::Draining(before.served().cloned()));
         let engines = self.engines();
         join_all(engines.iter().map(|served| served.engine.drain(deadline))).await;
+        // What is computed by now may wait until its caller has read what was sent before.
+        let mut replying = self.0.replying.subscribe();
+        let _ = timeout_at(deadline.into(), replying.wait_for(|replies| *replies == 0)).await;
         // Before the disk is waited for, with which no caller has to do.
         self.0.ended.cancel();
         before.fleet.close().await;
+    }
+
+    /// Has a [`Service::drain`] wait for a reply, as for what is computed.
+    pub(crate) fn replying(&self) -> Replying<'_> {
+        self.0.replying.send_modify(|replies| *replies += 1);
+        Replying(self)
     }
 
     /// Returns once [`Service::drain`] has had the engines end. What has no answer then, as it waits for a model or for a

@@ -137,13 +137,23 @@ impl Service {
         leave_kept(&now);
         let mut is_passed_over = false;
         let may_do_better = |served: &Arc<Served>| provider::may_do_better(served, &now.loaded);
+        let is_in_force =
+            |served: &Arc<Served>| self.now().served().is_some_and(|it| Arc::ptr_eq(it, served));
         for fallback in now.fleet.served().into_iter().filter(may_do_better) {
+            // What a change has let go of is nobody's.
+            if !Arc::ptr_eq(&self.now().fleet, &now.fleet) {
+                break;
+            }
             // Nobody needs a better one than an unloaded one, and looking would load it.
             if fallback.engine.presence() != Presence::Loaded {
-                is_passed_over |= now.served().is_some_and(|it| Arc::ptr_eq(it, &fallback));
+                is_passed_over |= is_in_force(&fallback);
                 continue;
             }
             match now.fleet.get_better(&fallback).await {
+                // It was unloaded meanwhile, and a better one would take what was given back.
+                Ok(_) if matches!(fallback.engine.presence(), Presence::Unloaded(_)) => {
+                    is_passed_over |= is_in_force(&fallback);
+                }
                 Ok(better) => self.take(better, &fallback).await,
                 // It is looked for every few minutes until somebody reloads.
                 Err(error)

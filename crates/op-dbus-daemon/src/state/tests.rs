@@ -4,6 +4,13 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 
 use super::*;
 
+/// A folder of its own, and where the state is in it.
+fn place() -> (tempfile::TempDir, PathBuf) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("state.json");
+    (folder, path)
+}
+
 fn sample(path: &Path) -> StateFile {
     let mut state = StateFile::empty(path);
     state.set("vector_level", Value::from("low"));
@@ -27,8 +34,7 @@ fn names(folder: &Path) -> Vec<String> {
 
 #[test]
 fn what_is_written_is_read_again() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("state.json");
+    let (folder, path) = place();
     assert_eq!(StateFile::read(&path), (StateFile::empty(&path), None));
     let mut state = sample(&path);
     state.save().unwrap();
@@ -60,8 +66,7 @@ fn a_folder_that_is_not_there_is_made_for_its_owner_alone() {
 
 #[test]
 fn a_file_written_by_hand_needs_no_checksum() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("state.json");
+    let (_folder, path) = place();
     fs::write(&path, r#"{ "version": 1, "settings": { "vector_level": "high" } }"#).unwrap();
     let (state, warning) = StateFile::read(&path);
     assert_eq!(warning, None);
@@ -71,8 +76,7 @@ fn a_file_written_by_hand_needs_no_checksum() {
 /// Every flip of any bit of any byte, and every cut, is the old state or none.
 #[test]
 fn damage_is_never_half_believed() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("state.json");
+    let (_folder, path) = place();
     let mut old = sample(&path);
     old.save().unwrap();
     let bytes = fs::read(&path).unwrap();
@@ -108,8 +112,7 @@ fn what_cannot_be_used_is_moved_aside() {
         (large.as_bytes(), "it is larger than 1048576 bytes"),
     ];
     for (content, reason) in cases {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("state.json");
+        let (folder, path) = place();
         fs::write(&path, content).unwrap();
         let (mut state, warnings) = open(&path);
         assert_eq!(state, StateFile::empty(&path));
@@ -123,8 +126,7 @@ fn what_cannot_be_used_is_moved_aside() {
 
 #[test]
 fn a_file_that_others_may_write_is_moved_aside() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("state.json");
+    let (folder, path) = place();
     let mut state = sample(&path);
     state.save().unwrap();
     for mode in [0o664, 0o646] {
@@ -154,8 +156,7 @@ fn a_file_that_others_may_write_is_moved_aside() {
 /// Of all the system there is one /dev/null.
 #[test]
 fn something_else_in_its_place_stays() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("state.json");
+    let (folder, path) = place();
     let make: [&dyn Fn(); 3] = [
         &|| fs::create_dir(&path).unwrap(),
         &|| nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap(),
@@ -177,8 +178,7 @@ fn something_else_in_its_place_stays() {
 
 #[test]
 fn looking_changes_nothing() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("state.json");
+    let (folder, path) = place();
     fs::write(&path, "damaged").unwrap();
     fs::write(folder.path().join(".state.json.x.tmp"), "left over").unwrap();
     let (_, warning) = StateFile::read(&path);
@@ -217,8 +217,7 @@ fn a_write_that_fails_says_what_to_do() {
 
 #[test]
 fn what_could_not_be_read_is_not_written_over() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("state.json");
+    let (_folder, path) = place();
     // Nobody can read this, the superuser included.
     symlink("state.json", &path).unwrap();
     for (mut state, warnings) in

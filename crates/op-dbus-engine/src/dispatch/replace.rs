@@ -9,7 +9,11 @@ use crate::proof::load_again;
 use crate::roster::Loaded;
 use crate::scheduler::Entry;
 
+/// The longest wait for the next try.
 const BACKOFF_MAX: Duration = Duration::from_secs(30);
+/// The same while other devices of the pool compute: one that is gone may stay so for ever, and each try loads its
+/// driver and the model's graph again.
+const BACKOFF_BESIDE_MAX: Duration = Duration::from_secs(300);
 
 impl Worker {
     /// A text has no numbers for values that had failed before: it may be beyond what the precision holds, so that a
@@ -57,16 +61,18 @@ impl Worker {
         let (place, mut told) = (self.place.index, String::new());
         loop {
             let doublings = self.strikes.saturating_sub(2).min(16);
-            let backoff = (self.shared.backoff * (1 << doublings)).min(BACKOFF_MAX);
+            let backoff = self.shared.backoff * (1 << doublings);
             let backoff = if self.strikes > 1 { backoff } else { Duration::ZERO };
-            if !self.shared.scheduler.pause(place, backoff) {
+            let waits = [BACKOFF_MAX, BACKOFF_BESIDE_MAX].map(|max| backoff.min(max));
+            if !self.shared.scheduler.pause(place, waits) {
                 return false;
             }
             if !self.shared.scheduler.wants(place) {
                 self.unload();
                 return true;
             }
-            self.shared.scheduler.roster(|roster| roster.loads(place));
+            // Told, as a stop may have come just before, which waits for no load.
+            self.shared.scheduler.change(|roster| roster.loads(place));
             let began_us = self.shared.scheduler.clock.now_us();
             match load_again(self.place, &self.shared) {
                 Ok(backend) => {

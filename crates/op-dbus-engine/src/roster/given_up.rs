@@ -63,6 +63,14 @@ impl Roster {
         others.then(|| format!("{device} lost {} batches of late", own.losses))
     }
 
+    /// Whether other devices of a worker's pool compute: nobody waits for its own then.
+    pub fn has_other_devices(&self, worker: usize) -> bool {
+        let Some(own) = self.workers.get(worker) else { return false };
+        let device = &own.status.description.device;
+        let mut others = self.ordinary().filter(|other| other.status.description.device != *device);
+        others.any(|other| other.pool == own.pool && other.is_there())
+    }
+
     /// A worker was lost with a batch, whose text had failed before on `failed_on`.
     pub fn lost_batch(&mut self, worker: usize, failed_on: Option<usize>, error: &BackendError) {
         // Somebody who kills it, or others who fill its memory, are soon forgotten.

@@ -40,6 +40,13 @@ impl Roster {
         self.runs(worker, Running { class: Priority::Interactive, tokens: 0, started_us });
     }
 
+    /// A worker begins to let its backend go, which takes a while: who waits for workers is not to count it.
+    pub fn leaves_backend(&mut self, worker: usize) {
+        if let Some(worker) = self.workers.get_mut(worker) {
+            worker.is_leaving = true;
+        }
+    }
+
     /// A worker has done what it was asked for.
     pub fn obeyed(
         &mut self,

@@ -33,12 +33,14 @@ impl Scheduler {
 
     /// A worker was lost and is to be replaced.
     pub fn lost(&self, worker: usize, error: &BackendError) {
-        self.stats.restarted();
         let mut state = self.lock();
         state.roster.lost(worker, error);
+        self.stats.restarted();
         let given_up = state.give_up();
         // Others may have left to it what waits.
         self.call_workers(state, false);
+        // Or have waited longer for their next try, as it computed.
+        self.stop.notify_all();
         tell(given_up);
         self.purge_for_nobody();
         self.changed.notify_waiters();
@@ -74,12 +76,13 @@ impl Scheduler {
     }
 
     /// Waits, but not on once the engine stops or the worker is not to have a backend any more; false
-    /// if the engine has stopped.
-    pub fn pause(&self, worker: usize, duration: Duration) -> bool {
-        let until = Instant::now() + duration;
+    /// if the engine has stopped. The second time holds for as long as other devices of its pool compute.
+    pub fn pause(&self, worker: usize, [alone, beside]: [Duration; 2]) -> bool {
+        let began = Instant::now();
         let mut state = self.lock();
         while !state.stopped {
-            let left = until.saturating_duration_since(Instant::now());
+            let whole = if state.roster.has_other_devices(worker) { beside } else { alone };
+            let left = whole.saturating_sub(began.elapsed());
             if left.is_zero() || !state.wants(worker) {
                 return true;
             }
@@ -101,6 +104,11 @@ impl Scheduler {
     /// Returns once all workers have ended.
     pub async fn all_ended(&self) {
         self.until(|state| state.roster.all_have_ended()).await;
+    }
+
+    /// Returns once all workers have ended but those that load, which a device that hangs makes last minutes.
+    pub async fn all_but_loading_ended(&self) {
+        self.until(|state| state.roster.all_but_loading_have_ended()).await;
     }
 
     /// Has the workers let their backends go if they are loaded for `time` and `idle` still holds; false
@@ -251,8 +259,10 @@ impl State {
 
     /// Takes note of what a worker goes to do.
     pub fn sent_to(&mut self, next: Next, worker: usize, now_us: u64) -> Next {
-        if matches!(next, Next::Check | Next::Trim) {
-            self.roster.obeys(worker, now_us);
+        match next {
+            Next::Check | Next::Trim => self.roster.obeys(worker, now_us),
+            Next::Unload => self.roster.leaves_backend(worker),
+            _ => {}
         }
         next
     }

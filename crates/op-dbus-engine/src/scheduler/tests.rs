@@ -3,7 +3,8 @@
 use std::cell::Cell;
 use std::pin::pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::task::{Context, Wake, Waker};
+use std::sync::mpsc;
+use std::task::{Context, Poll, Wake, Waker};
 
 use super::*;
 use crate::admission::{Admission, Claim, Permit};
@@ -161,6 +162,66 @@ fn who_waits_for_the_end_of_an_unload_is_told_of_a_call_that_ends_it() {
     queued(&scheduler, Priority::Interactive, 1);
     assert_eq!(woken.0.load(Ordering::Relaxed), 1);
     assert!(unloaded.as_mut().poll(&mut context).is_ready());
+}
+
+/// The end of its process takes a while, and it loads behind that.
+#[test]
+fn who_waits_for_workers_does_not_count_one_that_lets_its_backend_go() {
+    let (scheduler, mut plan) = (scheduler(), Plan::default());
+    assert!(scheduler.unload_if(Absence::Asked, Duration::ZERO, || true));
+    assert_eq!(scheduler.next_batch(0, &mut plan, true), Next::Unload);
+    scheduler.load();
+    let mut context = Context::from_waker(Waker::noop());
+    let mut loaded = pin!(scheduler.all_loaded());
+    assert!(loaded.as_mut().poll(&mut context).is_pending(), "it has none in a moment");
+    scheduler.change(|roster| roster.unloaded(0));
+    assert_eq!(scheduler.next_batch(0, &mut plan, true), Next::Load);
+    scheduler.change(|roster| roster.set(0, WorkerState::Loading));
+    assert!(loaded.as_mut().poll(&mut context).is_pending());
+    scheduler.loaded(0, Loaded::of(&SimBackend::new(DIMENSIONS) as &dyn Backend));
+    assert!(matches!(loaded.as_mut().poll(&mut context), Poll::Ready(Ok(()))));
+}
+
+/// A device that hangs may keep that for minutes.
+#[test]
+fn who_waits_for_the_end_of_what_computes_waits_for_no_load() {
+    let scheduler = scheduler();
+    scheduler.stop();
+    let woken = Arc::<Woken>::default();
+    let waker = Waker::from(Arc::clone(&woken));
+    let mut context = Context::from_waker(&waker);
+    let mut ended = pin!(scheduler.all_but_loading_ended());
+    assert!(ended.as_mut().poll(&mut context).is_pending(), "its worker may be in a batch");
+    scheduler.change(|roster| roster.loads(0));
+    assert_eq!(woken.0.load(Ordering::Relaxed), 1);
+    assert!(ended.as_mut().poll(&mut context).is_ready());
+    let mut all = pin!(scheduler.all_ended());
+    assert!(all.as_mut().poll(&mut context).is_pending());
+    scheduler.change(|roster| roster.set(0, WorkerState::Stopped));
+    assert!(all.as_mut().poll(&mut context).is_ready());
+}
+
+/// Nobody needs it before that, and its device may be gone for good.
+#[test]
+fn a_lost_worker_waits_longer_for_its_next_try_while_another_device_computes() {
+    const HOUR: Duration = Duration::from_secs(3600);
+    let scheduler = Arc::new(scheduler());
+    let loaded = |device| (0, Loaded::of(&SimBackend::of(device, DIMENSIONS) as &dyn Backend));
+    scheduler.roster(|roster| roster.add(["one", "one", "two"].map(loaded).into()));
+    let error = BackendError::Lost("on purpose".to_owned());
+    scheduler.lost(0, &error);
+    assert!(scheduler.pause(0, [HOUR, Duration::ZERO]));
+    let (tells, told) = mpsc::channel();
+    let waits = Arc::clone(&scheduler);
+    std::thread::spawn(move || {
+        tells.send(false).unwrap();
+        tells.send(waits.pause(0, [Duration::ZERO, HOUR])).unwrap();
+    });
+    assert!(!told.recv().unwrap());
+    scheduler.lost(2, &error);
+    let waited = told.recv_timeout(Duration::from_secs(60));
+    assert_eq!(waited, Ok(true), "it waits on, with its own device alone");
+    assert!(scheduler.pause(0, [Duration::ZERO, HOUR]));
 }
 
 #[test]

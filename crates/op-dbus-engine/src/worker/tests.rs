@@ -51,12 +51,17 @@ fn done(number: u64) -> Answer {
     Answer::Done { number, device: None, memory: MemoryUse::default() }
 }
 
+/// A worker that loads honestly, until it has read what it is asked first.
+fn until_asked(socket: &OwnedFd) {
+    let _: Request = receive_message(socket, None).unwrap();
+    send_message(socket, &ready()).unwrap();
+    let _: Request = receive_message(socket, None).unwrap();
+}
+
 /// Runs a batch on a worker that loads honestly and then answers with `answer`.
 fn run_with(timeouts: Timeouts, answer: impl Fn(&OwnedFd) + Send + 'static) -> BackendError {
     let (link, worker) = link(timeouts, move |socket| {
-        let _: Request = receive_message(&socket, None).unwrap();
-        send_message(&socket, &ready()).unwrap();
-        let _: Request = receive_message(&socket, None).unwrap();
+        until_asked(&socket);
         answer(&socket);
     });
     let error = run(&mut link.unwrap().0, &BATCH, &mut [0.0; 8]).unwrap_err();
@@ -137,9 +142,7 @@ fn device_and_memory_of_a_batch_are_told() {
 #[test]
 fn no_worker_gives_back_more_than_a_process_has() {
     let (link, worker) = link(PATIENT, |socket| {
-        let _: Request = receive_message(&socket, None).unwrap();
-        send_message(&socket, &ready()).unwrap();
-        let _: Request = receive_message(&socket, None).unwrap();
+        until_asked(&socket);
         let (given_back, resident) = (u64::MAX, u64::MAX);
         let memory = MemoryUse::default();
         send_message(&socket, &Answer::Trimmed { number: 1, given_back, resident, memory })
@@ -217,9 +220,7 @@ fn an_answer_to_another_batch_is_a_lost_worker() {
 #[test]
 fn an_answer_sent_twice_does_not_count_for_the_next_batch() {
     let (link, worker) = link(PATIENT, |socket| {
-        let _: Request = receive_message(&socket, None).unwrap();
-        send_message(&socket, &ready()).unwrap();
-        let _: Request = receive_message(&socket, None).unwrap();
+        until_asked(&socket);
         for _ in 0..2 {
             send_message(&socket, &done(1)).unwrap();
         }
@@ -246,8 +247,7 @@ fn a_silent_worker_is_lost_after_its_time() {
     let (end, ended) = never();
     let hasty = Timeouts { run: Duration::from_millis(5), ..PATIENT };
     let (link, worker) = link(hasty, move |socket| {
-        let _: Request = receive_message(&socket, None).unwrap();
-        send_message(&socket, &ready()).unwrap();
+        until_asked(&socket);
         let _ = ended.recv();
     });
     let error = run(&mut link.unwrap().0, &BATCH, &mut [0.0; 8]).unwrap_err();
@@ -260,9 +260,7 @@ fn a_silent_worker_is_lost_after_its_time() {
 fn the_engine_has_time_while_a_worker_computes() {
     let (computed, go) = channel();
     let (link, worker) = link(PATIENT, move |socket| {
-        let _: Request = receive_message(&socket, None).unwrap();
-        send_message(&socket, &ready()).unwrap();
-        let _: Request = receive_message(&socket, None).unwrap();
+        until_asked(&socket);
         // Does not answer before the engine has done something else.
         go.recv().unwrap();
         send_message(&socket, &done(1)).unwrap();
@@ -275,9 +273,7 @@ fn the_engine_has_time_while_a_worker_computes() {
 #[test]
 fn vectors_that_were_not_written_are_not_those_of_the_batch_before() {
     let (link, worker) = link(PATIENT, |socket| {
-        let _: Request = receive_message(&socket, None).unwrap();
-        send_message(&socket, &ready()).unwrap();
-        let _: Request = receive_message(&socket, None).unwrap();
+        until_asked(&socket);
         send_message(&socket, &done(1)).unwrap();
     });
     let mut out = [f32::NAN; 8];

@@ -83,6 +83,7 @@ impl Calls {
         let inputs = texts.into();
         let request = Request { uid: caller.uid, cancel, inputs, options, wait: false, sink };
         let (reply, served) = self.service.embed(served, request).await?;
+        let _replying = self.service.replying();
         let file = result.seal(rows as u64)?;
         let info = Embedded { reply, served }.info();
         self.room(caller, Reply::Descriptor, deadline).await?;

@@ -90,6 +90,8 @@ impl Source {
             }
             // It is waited for elsewhere. Where nobody waits any more it is dropped.
             Ok(Found::Pipe) => {
+                // As above.
+                drop(place_of_thread);
                 let _ = tell.send(Ok((0, Some(fd))));
             }
             Err(error) => {

@@ -28,6 +28,8 @@ pub struct Job {
     pub owner: String,
     /// How far it is.
     pub progress: Arc<Progress>,
+    /// Cancelled once nothing is left of it: its object is gone, and its place among the jobs is free.
+    pub vanished: CancellationToken,
     uid: u32,
     bytes_total: u64,
     cancel: CancellationToken,
@@ -56,6 +58,7 @@ impl Job {
             name,
             owner: caller.sender().to_owned(),
             progress: Arc::default(),
+            vanished: CancellationToken::default(),
             uid: caller.uid,
             bytes_total,
             cancel: caller.cancel.clone(),
@@ -191,7 +194,10 @@ impl Handle {
             self.seen_by(&caller)?.end(gone());
             Ok(())
         };
-        self.calls.run(connection, &header, work).await
+        self.calls.run(connection, &header, work).await?;
+        // Who is answered may start another one in its place. Not within the work, which a stop cuts off.
+        self.job.vanished.cancelled().await;
+        Ok(())
     }
 
     #[zbus(out_args("vectors", "rows", "dimensions", "info"))]
@@ -213,6 +219,8 @@ impl Handle {
             }
         };
         let end = self.calls.run(connection, &header, work).await?;
+        // As in `cancel`.
+        self.job.vanished.cancelled().await;
         // What the work has ended with was counted then.
         let bytes = u64::from(header.primary().body_len());
         end.map_err(|error| self.calls.pulse.refuse(error, bytes))
@@ -258,18 +266,69 @@ impl Handle {
 
 #[cfg(test)]
 mod tests {
-    use zbus::Message;
+    use std::os::unix::net::UnixStream;
+    use std::pin::pin;
+    use std::time::Duration;
+
+    use op_dbus_api::{BUS_NAME, JOB_INTERFACE};
+    use op_dbus_engine::BackendError;
+    use zbus::connection::Builder;
+    use zbus::{Guid, Message};
 
     use super::super::super::caller::Callers;
     use super::super::super::tests::peers;
     use super::*;
+    use crate::service::{Means, Service, Spawner};
+    use crate::settings::{Settings, Sources};
+
+    /// Who starts a job.
+    async fn caller() -> Caller {
+        let (server, _client) = peers().await;
+        let call = Message::method_call("/", "StartEmbedFromFd").build(&()).unwrap();
+        Arc::<Callers>::default().enter(&server, &call.header()).await.unwrap()
+    }
+
+    /// Calls to a service that has loaded nothing.
+    fn calls() -> Calls {
+        let root = tempfile::tempdir().unwrap();
+        let state = root.path().join("state.json").display().to_string();
+        let sources = Sources::under(root.path()).with_flags(&[("state_file", &*state)]);
+        let spawner: Spawner =
+            Arc::new(|_, _| Box::new(|_| Err(BackendError::Failed("none is made".to_owned()))));
+        let means = Means { spawner, devices: None };
+        Calls::new(Service::new(Settings::load(&sources).unwrap(), means, None), Arc::default())
+    }
+
+    /// They may start another one in its place.
+    #[tokio::test]
+    async fn who_ends_a_job_is_answered_once_nothing_is_left_of_it() {
+        for method in ["Cancel", "Fetch"] {
+            let caller = caller().await;
+            let job = Arc::new(Job::new("name".to_owned(), &caller, 0).unwrap());
+            let life = job.vanished.clone().drop_guard();
+            job.ended(Err(Error::new(ErrorName::Failed, "the work has failed")));
+            let (near, far) = UnixStream::pair().unwrap();
+            let far = Builder::unix_stream(far).server(Guid::generate()).p2p();
+            let far = far.serve_at(job.path.as_str(), Handle::new(job.clone(), calls()));
+            let near = Builder::unix_stream(near).p2p();
+            let (_server, client) = tokio::try_join!(far.build(), near.build()).unwrap();
+            let (to, of) = (Some(BUS_NAME), Some(JOB_INTERFACE));
+            let mut answer = pin!(client.call_method(to, job.path.as_str(), of, method, &()));
+            tokio::select! {
+                answer = answer.as_mut() => panic!("{method}: {answer:?}"),
+                () = job.over() => {}
+            }
+            // Whoever does not wait has its chance.
+            let early = tokio::time::timeout(Duration::from_millis(200), answer.as_mut()).await;
+            assert!(early.is_err(), "{method}: {early:?}");
+            drop(life);
+            assert_eq!(answer.await.is_ok(), method == "Cancel");
+        }
+    }
 
     #[tokio::test]
     async fn who_waits_for_a_result_is_told_the_first_reason_for_its_end() {
-        let (server, _client) = peers().await;
-        let call = Message::method_call("/", "Fetch").build(&()).unwrap();
-        let callers = Arc::<Callers>::default();
-        let caller = callers.enter(&server, &call.header()).await.unwrap();
+        let caller = caller().await;
         let job = Job::new("name".to_owned(), &caller, 0).unwrap();
         let stops = || Error::new(ErrorName::ShuttingDown, "the service stops");
         let end = async {

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use op_dbus_api::{Error, ErrorName, JOB_INTERFACE, JOB_RESULT_KEPT_S};
+use op_dbus_engine::DropGuard;
 use tokio::time::{MissedTickBehavior, interval, sleep};
 use tracing::debug;
 use zbus::OwnedVariant;
@@ -31,12 +32,15 @@ pub struct Life {
     /// Who started it: it ends when they leave the bus.
     caller: Caller,
     _place: Place,
+    /// Dropped behind all else.
+    _vanished: DropGuard,
 }
 
 impl Life {
     /// A life that has not begun.
     pub fn new(listed: Listed, calls: Calls, caller: Caller, place: Place) -> Self {
-        Self { listed, calls, caller, _place: place }
+        let vanished = listed.job.vanished.clone().drop_guard();
+        Self { listed, calls, caller, _place: place, _vanished: vanished }
     }
 
     fn handle(&self) -> Handle {

@@ -1,5 +1,8 @@
 //! What a change that is refused leaves, and what it does not wait for.
 
+use std::os::unix::net::UnixDatagram;
+use std::process::Command;
+
 use super::*;
 
 #[tokio::test]
@@ -126,4 +129,56 @@ async fn levels_are_brought_along_one_after_the_other() {
         tokio::task::yield_now().await;
     }
     assert_eq!(backends.making.lock().unwrap().1, 1);
+}
+
+/// With a change of level, which goes on with the same fleet.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_level_that_was_let_go_meanwhile_is_not_brought_along() {
+    let (_root, backends, service) = started(&[]).await;
+    let fleet = service.fleet(service.now().loaded.clone());
+    service.moved(service.now().served().cloned(), |now| now.fleet = fleet.clone());
+    let held = Held::new(&backends.held);
+    let before = backends.made.load(Ordering::SeqCst);
+    service.bring_along([Level::High, Level::Low].map(Choice::Level).to_vec(), fleet.clone());
+    while backends.made.load(Ordering::SeqCst) == before {
+        tokio::task::yield_now().await;
+    }
+    service.set_level(Level::Medium).await.unwrap();
+    drop(held);
+    // Who brings along has let go of the fleet: it is the service's, and ours.
+    while Arc::strong_count(&fleet) > 2 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(backends.made.load(Ordering::SeqCst), before + 1);
+    assert_eq!(fleet.served().len(), 1, "nobody has called for another one since");
+}
+
+/// The manager would start what waits for the service. In a process of its own, which is told where that listens.
+#[tokio::test]
+async fn a_reload_before_the_first_load_tells_of_no_readiness() {
+    const OWN: &str = "BEFORE_THE_FIRST_LOAD";
+    const NAME: &str =
+        "service::tests::changes::a_reload_before_the_first_load_tells_of_no_readiness";
+    let (root, backends) = (tempfile::tempdir().unwrap(), Backends::default());
+    if std::env::var_os(OWN).is_some() {
+        let service = Service::new(loaded(&root, &[]), backends.means(), None);
+        let file = root.path().join("etc/op-dbus/config.toml");
+        std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+        std::fs::write(&file, "vector_level = \"none at all\"\n").unwrap();
+        service.reload().await.unwrap_err();
+        return;
+    }
+    let path = root.path().join("manager");
+    let manager = UnixDatagram::bind(&path).unwrap();
+    let mut own = Command::new(std::env::current_exe().unwrap());
+    own.args(["--exact", NAME, "--test-threads=1"]).env(OWN, "1").env("NOTIFY_SOCKET", &path);
+    let said = String::from_utf8(own.output().unwrap().stdout).unwrap();
+    assert!(said.contains("1 passed"), "{said}");
+    manager.set_nonblocking(true).unwrap();
+    let mut told = String::new();
+    let mut message = [0; 4096];
+    while let Ok(length) = manager.recv(&mut message) {
+        told += std::str::from_utf8(&message[..length]).unwrap();
+    }
+    assert!(told.contains("RELOADING=1") && !told.contains("READY=1"), "{told}");
 }

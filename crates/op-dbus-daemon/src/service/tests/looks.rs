@@ -3,24 +3,58 @@
 use super::guilt::{embed, service};
 use super::*;
 
-/// The CPU, and ggml, which can be away; how often that was tried.
-fn device(away: &Arc<AtomicBool>, tries: &Arc<AtomicUsize>) -> Spawner {
-    let (away, tries) = (away.clone(), tries.clone());
-    Arc::new(move |blueprint, _| {
-        let (away, tries) = (away.clone(), tries.clone());
-        let (provider, dimensions) = (blueprint.host.provider, blueprint.dimensions);
-        Box::new(move |_| {
-            let is_away = provider == Provider::Ggml && away.load(Ordering::SeqCst);
-            let is_ggml = usize::from(provider == Provider::Ggml);
-            let before = tries.fetch_add(is_ggml, Ordering::SeqCst);
-            if is_away {
+/// The CPU, and ggml, which is away at first.
+#[derive(Clone)]
+struct Device {
+    away: Arc<AtomicBool>,
+    /// How often ggml was tried.
+    tries: Arc<AtomicUsize>,
+    /// No try ends while somebody has this.
+    held: Arc<Mutex<()>>,
+}
+
+impl Device {
+    fn away() -> Self {
+        let (tries, held) = Default::default();
+        Self { away: Arc::new(AtomicBool::new(true)), tries, held }
+    }
+
+    fn spawner(&self) -> Spawner {
+        let device = self.clone();
+        Arc::new(move |blueprint, _| {
+            let device = device.clone();
+            let (provider, dimensions) = (blueprint.host.provider, blueprint.dimensions);
+            Box::new(move |_| device.make(provider, dimensions))
+        })
+    }
+
+    fn make(
+        &self,
+        provider: Provider,
+        dimensions: usize,
+    ) -> Result<Box<dyn Backend>, BackendError> {
+        if provider == Provider::Ggml {
+            let before = self.tries.fetch_add(1, Ordering::SeqCst);
+            drop(self.held.lock());
+            if self.away.load(Ordering::SeqCst) {
                 let message = format!("away at try {before}");
                 let kind = LoadErrorKind::ProviderUnavailable;
                 return Err(BackendError::Load { kind, message });
             }
-            Ok(Box::new(SimBackend::of(&provider.to_string(), dimensions)) as Box<dyn Backend>)
-        })
-    })
+        }
+        Ok(Box::new(SimBackend::of(&provider.to_string(), dimensions)))
+    }
+
+    fn tries(&self) -> usize {
+        self.tries.load(Ordering::SeqCst)
+    }
+
+    /// Returns once it is tried again, after so many tries.
+    async fn tried_after(&self, before: usize) {
+        while self.tries() == before {
+            tokio::task::yield_now().await;
+        }
+    }
 }
 
 fn look_every(service: &Service, seconds: u64) {
@@ -32,24 +66,21 @@ fn look_every(service: &Service, seconds: u64) {
 /// Else one whose callers come rarely stays where it is for ever: it may be unloaded at each look.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_unloaded_model_that_a_look_passed_over_has_its_turn_once_it_is_loaded() {
-    let (away, tries) = (Arc::new(AtomicBool::new(true)), Arc::default());
-    let root = tempfile::tempdir().unwrap();
-    let service = service(&root, device(&away, &tries));
+    let (root, device) = (tempfile::tempdir().unwrap(), Device::away());
+    let service = service(&root, device.spawner());
     service.start().await;
     let in_force = service.now().served().unwrap().clone();
     in_force.engine.unload().await;
     // What a look does about this one tells of it.
     let other = Choice::Imported("other".to_owned());
     let _loaded = service.now().fleet.get(&other).await.unwrap();
-    let before = tries.load(Ordering::SeqCst);
+    let before = device.tries();
     tokio::spawn(service.clone().tell_presence());
     tokio::spawn(service.clone().look_after());
     look_every(&service, 1);
-    while tries.load(Ordering::SeqCst) == before {
-        tokio::task::yield_now().await;
-    }
+    device.tried_after(before).await;
     look_every(&service, 31_536_000);
-    away.store(false, Ordering::SeqCst);
+    device.away.store(false, Ordering::SeqCst);
     let mut changes = service.watch();
     assert_eq!(embed(&service, "a").await.unwrap(), "cpu");
     let is_back = changes.wait_for(|now| now.fallback_reason().is_empty());
@@ -58,12 +89,48 @@ async fn an_unloaded_model_that_a_look_passed_over_has_its_turn_once_it_is_loade
     assert_eq!(embed(&service, "a").await.unwrap(), "ggml");
 }
 
+/// The better one would take its device as soon as that was given back.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_model_that_is_unloaded_during_a_look_stays_unloaded() {
+    let (root, device) = (tempfile::tempdir().unwrap(), Device::away());
+    let service = service(&root, device.spawner());
+    service.start().await;
+    device.away.store(false, Ordering::SeqCst);
+    let (held, before) = (Held::new(&device.held), device.tries());
+    let looks = service.clone();
+    let look = tokio::spawn(async move { looks.improve().await });
+    device.tried_after(before).await;
+    service.unload().await.unwrap();
+    drop(held);
+    assert!(look.await.unwrap(), "it has its turn once it is loaded");
+    assert_eq!(service.now().served().unwrap().provider, "cpu");
+    assert!(!service.is_loaded());
+}
+
+/// Each may take minutes to refuse, and what a change has let go of has no callers.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_look_ends_with_the_settings_that_it_began_under() {
+    let (root, device) = (tempfile::tempdir().unwrap(), Device::away());
+    let service = service(&root, device.spawner());
+    service.start().await;
+    let other = Choice::Imported("other".to_owned());
+    let _loaded = service.now().fleet.get(&other).await.unwrap();
+    let (held, before) = (Held::new(&device.held), device.tries());
+    let looks = service.clone();
+    let look = tokio::spawn(async move { looks.improve().await });
+    device.tried_after(before).await;
+    let next = service.fleet(service.now().loaded.clone());
+    service.moved(service.now().served().cloned(), |now| now.fleet = next);
+    drop(held);
+    look.await.unwrap();
+    assert_eq!(device.tries(), before + 1, "it goes on to the second model");
+}
+
 /// What a look, or a start, has found of those that do not compute.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_a_provider_was_refused_for_last_is_kept_until_it_works() {
-    let (away, tries) = (Arc::new(AtomicBool::new(true)), Arc::default());
-    let root = tempfile::tempdir().unwrap();
-    let service = service(&root, device(&away, &tries));
+    let (root, device) = (tempfile::tempdir().unwrap(), Device::away());
+    let service = service(&root, device.spawner());
     service.start().await;
     let refused = || service.now().refused(Provider::Ggml);
     let first = refused().unwrap();
@@ -72,7 +139,7 @@ async fn what_a_provider_was_refused_for_last_is_kept_until_it_works() {
     service.improve().await;
     let last = refused().unwrap();
     assert!(last.contains("away at try") && last != first, "{last} is the first refusal");
-    away.store(false, Ordering::SeqCst);
+    device.away.store(false, Ordering::SeqCst);
     service.improve().await;
     assert_eq!(refused(), None);
 }

@@ -5,6 +5,22 @@ use op_dbus_engine::{Absence, Presence};
 use super::*;
 use crate::service::memory::unloaded;
 
+/// Callers are let in before that has begun.
+#[tokio::test]
+async fn who_has_the_model_loaded_or_unloaded_at_once_waits_for_the_first_load() {
+    let (root, backends) = (tempfile::tempdir().unwrap(), Backends::default());
+    let service = Service::new(loaded(&root, &[]), backends.means(), None);
+    let mut warm_up = pin!(service.warm_up());
+    assert!(warm_up.as_mut().now_or_never().is_none(), "it has loaded nothing");
+    let mut unload = pin!(service.unload());
+    assert!(unload.as_mut().now_or_never().is_none(), "what it unloads is yet to come");
+    service.start().await;
+    warm_up.await.unwrap();
+    assert!(service.is_loaded());
+    unload.await.unwrap();
+    assert!(!service.is_loaded());
+}
+
 /// A source that says nothing for hours holds the engine that it began with.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn engines_that_the_traffic_has_left_are_unloaded_too() {
@@ -87,6 +103,41 @@ async fn who_asks_for_an_unload_is_told_what_is_not_gone() {
     assert!(told.contains("20 s: a worker still loads or computes, and goes when"), "{told}");
     drop(held);
     service.unload().await.unwrap();
+}
+
+/// A device that hangs may keep it for minutes, and nobody is left whom it would answer.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stop_does_not_wait_for_a_load() {
+    let (_root, backends, service) = started(&[]).await;
+    service.unload().await.unwrap();
+    let _held = Held::new(&backends.held);
+    let mut warm_up = pin!(service.warm_up());
+    assert!(warm_up.as_mut().now_or_never().is_none(), "it loads");
+    while backends.made.load(Ordering::SeqCst) == 1 {
+        tokio::task::yield_now().await;
+    }
+    let stop = service.drain(Instant::now() + Duration::from_secs(3600));
+    tokio::time::timeout(Duration::from_secs(60), stop).await.expect("it waits for the load");
+    assert!(matches!(warm_up.await, Err(Error::Engine(EngineError::ShuttingDown))));
+}
+
+/// They are computed, and their callers still read what was sent before.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stop_waits_for_replies_that_have_no_room_yet_until_its_deadline() {
+    for reads in [true, false] {
+        let (_root, _, service) = started(&[]).await;
+        let reply = service.replying();
+        let time = if reads { Duration::from_secs(3600) } else { Duration::ZERO };
+        let mut stop = pin!(service.drain(Instant::now() + time));
+        if reads {
+            let early = tokio::time::timeout(Duration::from_millis(200), stop.as_mut()).await;
+            assert!(early.is_err() && service.ended().now_or_never().is_none());
+            drop(reply);
+        }
+        let ended = tokio::time::timeout(Duration::from_secs(60), stop).await;
+        ended.expect("it waits for who does not read");
+        assert!(service.ended().now_or_never().is_some());
+    }
 }
 
 /// `auto` would take a GPU, of which no library is there.

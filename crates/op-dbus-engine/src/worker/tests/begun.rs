@@ -71,9 +71,7 @@ fn what_does_not_fit_is_not_begun() {
 fn answers_that_nobody_asked_for_are_a_lost_worker() {
     for said in [vec![done(3)], vec![done(2), done(1)], vec![ready()]] {
         let (link, worker) = link(PATIENT, move |socket| {
-            let _: Request = receive_message(&socket, None).unwrap();
-            send_message(&socket, &ready()).unwrap();
-            let _: Request = receive_message(&socket, None).unwrap();
+            until_asked(&socket);
             let _: Request = receive_message(&socket, None).unwrap();
             said.iter().for_each(|answer| send_message(&socket, answer).unwrap());
         });
@@ -89,9 +87,7 @@ fn answers_that_nobody_asked_for_are_a_lost_worker() {
 fn an_answer_is_taken_of_a_worker_that_left_the_next_batch_unread() {
     let (begun, both) = channel();
     let (link, worker) = link(PATIENT, move |socket| {
-        let _: Request = receive_message(&socket, None).unwrap();
-        send_message(&socket, &ready()).unwrap();
-        let _: Request = receive_message(&socket, None).unwrap();
+        until_asked(&socket);
         both.recv().unwrap();
         send_message(&socket, &done(1)).unwrap();
     });
@@ -113,9 +109,7 @@ fn an_answer_is_taken_of_a_worker_that_left_the_next_batch_unread() {
 fn a_worker_that_leaves_two_batches_has_read_one_perhaps() {
     let (begun, both) = channel();
     let (link, worker) = link(PATIENT, move |socket| {
-        let _: Request = receive_message(&socket, None).unwrap();
-        send_message(&socket, &ready()).unwrap();
-        let _: Request = receive_message(&socket, None).unwrap();
+        until_asked(&socket);
         both.recv().unwrap();
     });
     let mut link = link.unwrap().0;
