@@ -73,8 +73,10 @@ async fn embed_reads_files_and_standard_input() -> Outcome {
         Ok(json_lines(out)?.iter().filter_map(|line| floats(&line["vector"])).collect())
     };
     let lines = "first line\nsecond line\n";
-    let out = cli_with_input(&bus, &["embed", "--json"], lines).await?.success()?;
-    assert_eq!(vectors(&out)?, expected);
+    for words in [&["embed", "--json"][..], &["embed", "--json", "-"]] {
+        let out = cli_with_input(&bus, words, lines).await?.success()?;
+        assert_eq!(vectors(&out)?, expected, "{words:?}");
+    }
     let file = setup.path("lines.txt");
     std::fs::write(&file, lines)?;
     let file = file.display().to_string();
@@ -268,11 +270,11 @@ async fn models(folder: &Path, arguments: &[&str]) -> Outcome<Finished> {
 async fn a_name_beside_all_is_not_passed_over() -> Outcome {
     let nothing = tempfile::tempdir()?;
     let mut command = clean(op_dbus());
-    command.args(["models", "pull", "mini", "all", "--source", "folder", "--from"]);
+    command.args(["models", "pull", "all", "mini", "--source", "folder", "--from"]);
     command.arg(nothing.path()).arg("--model-dir").arg(nothing.path());
     let refused = finish(command, "").await?;
     let said = "`mini` is not a level or a built-in model";
-    assert!(refused.code == Some(1) && refused.stderr.contains(said), "{}", refused.stderr);
+    assert!(refused.code == Some(2) && refused.stderr.contains(said), "{}", refused.stderr);
     let apart = ["pull", "low", "--from", "x", "--source", "hub"];
     let refused = models(nothing.path(), &apart).await?;
     assert!(

@@ -40,6 +40,7 @@ tests! {
     the_running_service_is_told_beside: [Bus],
     a_bus_that_does_not_answer_is_wrong_where_it_was_asked_for: [],
     settings_that_no_call_gets_past_are_named: [Bus],
+    settings_that_the_model_does_not_fit_are_seen_by_a_look: [Bus, Medium],
     the_installed_unit_is_looked_at: [Low],
     a_credential_of_the_unit_is_shown_to_the_fleet: [Bus, Low],
     wrong_arguments_and_settings_have_their_exit_codes: [Bus],
@@ -293,6 +294,26 @@ async fn settings_that_no_call_gets_past_are_named() -> Outcome {
         assert!(text(&found["next"]).contains(key), "{found:#}");
         assert!(!text(&found["next"]).contains("execution_provider"), "{found:#}");
     }
+    Ok(())
+}
+
+/// Short texts get past the limits, and so a proof would.
+async fn settings_that_the_model_does_not_fit_are_seen_by_a_look() -> Outcome {
+    for (name, key, value) in [
+        ("limits", "quota_tokens", "255"),
+        ("limits", "queue_tokens_max", "8"),
+        ("dimensions", "expect_dimensions", "768"),
+        ("prompt", "models.all-MiniLM-L6-v2.default_prompt", "query"),
+    ] {
+        let setup = Setup::real("medium")?.setting(key, value);
+        let found = findings(&setup, 1, &["--quick", "cpu"]).await?;
+        let wrong = check(&found["general"], name, "wrong")?;
+        let setting = key.rsplit('.').next().unwrap_or_default();
+        assert!(text(&wrong["found"]).contains(setting), "{wrong}");
+        assert_eq!(found["next"], wrong["next"]);
+    }
+    let longest = Setup::real("medium")?.setting("quota_tokens", "256");
+    findings(&longest.setting("queue_tokens_max", "256"), 0, &["--quick", "cpu"]).await?;
     Ok(())
 }
 

@@ -28,6 +28,7 @@ tests! {
     checking_a_configuration: [],
     a_path_that_is_no_text_is_named: [],
     a_default_prompt_that_is_not_there_is_told: [Medium],
+    a_model_of_other_dimensions_is_told: [Medium],
     workers_log_as_the_last_reload_said: [Bus],
     a_level_of_other_dimensions_is_the_callers_mistake: [Bus, Curl, Low, High],
     a_model_of_other_dimensions_in_force_is_no_callers_mistake: [Bus, High],
@@ -143,6 +144,22 @@ async fn checking_a_configuration() -> Outcome {
     let refused = finish(check("lo"), "").await?;
     assert_eq!(refused.code, Some(6));
     assert_names(&refused.stderr, &["OP_DBUS_VECTOR_LEVEL", "low"]);
+    // What may be fetched later is told; a fleet without an address, and nothing behind it, is refused.
+    for (variables, code, said) in [
+        (&[("OP_DBUS_MODEL", "nope")][..], 0, "nope is not installed"),
+        (&[("OP_DBUS_EXECUTION_PROVIDER", "remote")], 0, "nothing says where servers answer"),
+        (
+            &[("OP_DBUS_EXECUTION_PROVIDER", "remote"), ("OP_DBUS_FALLBACK", "none")],
+            6,
+            "nothing can be embedded",
+        ),
+    ] {
+        let mut command = check("low");
+        command.envs(variables.iter().copied());
+        let told = finish(command, "").await?;
+        assert!(told.code == Some(code) && told.stderr.contains(said), "{code}: {}", told.stderr);
+        assert!(!told.stdout.contains("in order"), "{said}: {}", told.stdout);
+    }
     Ok(())
 }
 
@@ -179,6 +196,21 @@ async fn workers_log_as_the_last_reload_said() -> Outcome {
     refused(refusal, ErrorName::InvalidArgument)?;
     assert_eq!(log_of_a_new_worker(&daemon).await?, "debug");
     daemon.stop().await
+}
+
+async fn a_model_of_other_dimensions_is_told() -> Outcome {
+    for (expected, code) in [("768", 6), ("384", 0)] {
+        let mut command = clean(op_dbus());
+        command.args(["config", "check"]);
+        command.env("OP_DBUS_MODEL_DIR", store().join("models"));
+        command.env("OP_DBUS_VECTOR_LEVEL", "medium");
+        command.env("OP_DBUS_EXPECT_DIMENSIONS", expected);
+        let told = finish(command, "").await?;
+        let said = "expect_dimensions is 768, and all-MiniLM-L6-v2 has 384";
+        assert_eq!(told.code, Some(code), "{expected}: {}", told.stderr);
+        assert_eq!(told.stderr.contains(said), code == 6, "{expected}: {}", told.stderr);
+    }
+    Ok(())
 }
 
 /// Has a worker take the place of the one that runs; what it was told to log.
@@ -252,18 +284,25 @@ async fn a_wrong_bus_in_the_environment_is_named() -> Outcome {
 
 async fn a_default_prompt_that_is_not_there_is_told() -> Outcome {
     let file = tempfile::NamedTempFile::new()?;
-    let check = async |prompts: &str| {
+    let check = async |level: &str, prompts: &str| {
         let table = "[models.all-MiniLM-L6-v2]\ndefault_prompt = \"query\"\n";
         fs::write(file.path(), format!("{table}{prompts}"))?;
         let mut command = clean(op_dbus());
         command.args(["config", "check", "--config"]).arg(file.path());
         command.env("OP_DBUS_MODEL_DIR", store().join("models"));
+        command.env("OP_DBUS_VECTOR_LEVEL", level);
         finish(command, "").await
     };
-    let told = check("").await?;
-    let said = "default_prompt is \"query\", which the model does not have";
-    assert!(told.code == Some(0) && told.stderr.contains(said), "{}", told.stderr);
-    let right = check("prompts = { query = \"query: \" }\n").await?;
+    // The model in force is not served with it; of another level calls alone are refused.
+    for (level, code) in [("medium", 6), ("low", 0)] {
+        let told = check(level, "").await?;
+        let said = "default_prompt is \"query\", which the model does not have";
+        assert!(told.code == Some(code) && told.stderr.contains(said), "{level}: {}", told.stderr);
+        assert!(told.stderr.contains("prompts = { \"query\" = \"…\" }"), "{}", told.stderr);
+        assert!(!told.stdout.contains("in order"), "{level}: {}", told.stdout);
+    }
+    let right = check("medium", "prompts = { query = \"query: \" }\n").await?;
     assert!(right.code == Some(0) && right.stderr.is_empty(), "{}", right.stderr);
+    assert!(right.stdout.contains("in order"), "{}", right.stdout);
     Ok(())
 }

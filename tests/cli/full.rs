@@ -15,6 +15,7 @@ use crate::harness::registry::tests;
 
 tests! {
     later_calls_wait_until_there_is_room: [Bus],
+    room_after_the_deadline_is_not_waited_for: [Bus],
     a_call_that_is_too_large_is_made_smaller: [Bus],
 }
 
@@ -39,7 +40,15 @@ impl Full {
         let mut tries = self.tries.lock().unwrap_or_else(PoisonError::into_inner);
         let before = tries.iter().filter(|text| **text == texts[0]).count();
         tries.push(texts[0].clone());
-        if texts[0] != "first" && before < REFUSALS {
+        if texts[0] == "never" {
+            let sentence = "the queue is full; try again in 6000 ms";
+            return Err(Error::new(ErrorName::Overloaded, sentence));
+        }
+        if texts[0] == "later" && before < 2 {
+            let sentence = "the queue is full; try again in 60000 ms";
+            return Err(Error::new(ErrorName::Overloaded, sentence));
+        }
+        if !["first", "later"].contains(&&*texts[0]) && before < REFUSALS {
             let sentence = "wait for earlier calls, or try again in 1 ms";
             return Err(Error::new(ErrorName::QuotaExceeded, sentence));
         }
@@ -63,15 +72,34 @@ impl Full {
     }
 }
 
-async fn later_calls_wait_until_there_is_room() -> Outcome {
-    let bus = PrivateBus::start().await?;
+/// Such a service on the bus, and the tries of its callers.
+async fn full(bus: &PrivateBus) -> Outcome<(zbus::Connection, Arc<Mutex<Vec<String>>>)> {
     let service = Full::default();
     let tries = Arc::clone(&service.tries);
-    let _service = zbus::connection::Builder::address(bus.address())
+    let connection = zbus::connection::Builder::address(bus.address())
         .serve_at(op_dbus_api::ROOT_PATH, service)
         .name(op_dbus_api::BUS_NAME)
         .build()
         .await?;
+    Ok((connection, tries))
+}
+
+async fn room_after_the_deadline_is_not_waited_for() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let (_service, tries) = full(&bus).await?;
+    let refused = cli(&bus, &["embed", "--deadline-ms", "100", "never"]).await?;
+    assert_eq!(refused.code, Some(1), "{}", refused.stderr);
+    assert!(refused.stderr.contains("the queue is full"), "{}", refused.stderr);
+    assert_eq!(*tries.lock().unwrap_or_else(PoisonError::into_inner), ["never"]);
+    // A later one gives up no sooner than none.
+    let long = ["embed", "--csv", "--deadline-ms", "7000", "later"];
+    assert_eq!(cli(&bus, &long).await?.success()?, "5\n");
+    Ok(())
+}
+
+async fn later_calls_wait_until_there_is_room() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let (_service, tries) = full(&bus).await?;
     let lines = "first\n2\n33\n4\n55555\n666666\n";
     let out = cli_with_input(&bus, &["embed", "--csv"], lines).await?.success()?;
     assert_eq!(out, "5\n1\n2\n1\n5\n6\n");

@@ -125,7 +125,11 @@ async fn models_are_verified_and_removed_whoever_reads_it() -> Outcome {
     fs::write(&weights, bytes)?;
     let (code, said) = unread(&["models", "verify"], &folder).await?;
     assert!(code == Some(1) && said.contains("two"), "{code:?} {said}");
-    assert_eq!(unread(&["models", "remove", "one", "two"], &folder).await?, all_is_well);
+    // Nothing is removed beside a name that is wrong; one that is named twice is one.
+    let (code, said) = unread(&["models", "remove", "one", "three"], &folder).await?;
+    assert!(code == Some(1) && said.contains("three"), "{code:?} {said}");
+    assert!(folder.join("one").exists());
+    assert_eq!(unread(&["models", "remove", "one", "two", "one"], &folder).await?, all_is_well);
     assert!(!folder.join("one").exists() && !folder.join("two").exists());
     Ok(())
 }
@@ -146,6 +150,13 @@ async fn a_verdict_is_the_same_whoever_reads_it() -> Outcome {
     let nothing = tempfile::tempdir()?;
     for words in [&["doctor", "--quick"][..], &["doctor", "--quick", "--json"]] {
         assert_eq!(unread(words, nothing.path()).await?.0, Some(1), "{words:?}");
+    }
+    let (code, said) = unread(&["runtime", "verify"], &nothing.path().join("models")).await?;
+    assert!(code == Some(1) && said.contains("no library is installed in "), "{code:?} {said}");
+    for action in ["verify", "remove"] {
+        let words = ["runtime", action, "cpu", "nope"];
+        let (code, said) = unread(&words, &nothing.path().join("models")).await?;
+        assert!(code == Some(2) && said.contains("`nope` is not a provider"), "{code:?} {said}");
     }
     Ok(())
 }

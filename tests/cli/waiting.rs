@@ -31,9 +31,9 @@ async fn status_waits_for_a_service_that_ends_to_be_back() -> Outcome {
     client.counted("in_flight_calls", 1).await?;
     daemon.process.signal(Signal::SIGTERM)?;
     daemon.state(|state| state == "draining").await?;
-    let refused = cli(&bus, &["status", "--wait=1"]).await?;
+    let refused = cli(&bus, &["status", "--wait=5"]).await?;
     assert_eq!(refused.code, Some(1), "{}", refused.stdout);
-    let said = "op-dbus: the service is still draining after 1 s\n";
+    let said = "op-dbus: the service is still draining after 5 s\n";
     assert_eq!(refused.stderr, said);
     let again = async {
         for worker in workers {

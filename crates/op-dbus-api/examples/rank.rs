@@ -3,17 +3,13 @@
 //!     rank "why is the network down?" < log
 
 use std::io::Read;
-use std::process::ExitCode;
 
 use op_dbus_api::EmbedderProxyBlocking;
 
-fn main() -> ExitCode {
-    match run() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("{error}");
-            ExitCode::FAILURE
-        }
+fn main() {
+    if let Err(error) = run() {
+        eprintln!("{error}");
+        std::process::exit(1);
     }
 }
 

@@ -6,18 +6,14 @@
 use std::fs::File;
 use std::io::{BufRead, Read, stdin};
 use std::os::fd::{AsFd, OwnedFd};
-use std::process::ExitCode;
 
 use op_dbus_api::{EmbedderProxyBlocking, JobProxyBlocking, cosine, direct_blocking};
 use zbus::Fd;
 
-fn main() -> ExitCode {
-    match run() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("{error}");
-            ExitCode::FAILURE
-        }
+fn main() {
+    if let Err(error) = run() {
+        eprintln!("{error}");
+        std::process::exit(1);
     }
 }
 

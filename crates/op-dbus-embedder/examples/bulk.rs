@@ -5,7 +5,6 @@
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, BufWriter, Write, stdin};
-use std::process::ExitCode;
 
 use futures_util::{StreamExt, TryStreamExt, stream};
 use op_dbus_embedder::{Embedder, Reply};
@@ -17,13 +16,10 @@ const CALLS: usize = 4;
 
 type Failure = Box<dyn std::error::Error>;
 
-fn main() -> ExitCode {
-    match run() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("{error}");
-            ExitCode::FAILURE
-        }
+fn main() {
+    if let Err(error) = run() {
+        eprintln!("{error}");
+        std::process::exit(1);
     }
 }
 

@@ -3,17 +3,12 @@
 //!
 //!     fallback [MODEL-DIR [LEVEL [PROVIDER [KEY=VALUE…]]]]
 
-use std::process::ExitCode;
-
 use op_dbus_embedder::{CpuEngine, Embedder};
 
-fn main() -> ExitCode {
-    match run() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("{error}");
-            ExitCode::FAILURE
-        }
+fn main() {
+    if let Err(error) = run() {
+        eprintln!("{error}");
+        std::process::exit(1);
     }
 }
 

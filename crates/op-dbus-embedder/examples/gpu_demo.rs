@@ -4,7 +4,6 @@
 //!
 //!     gpu_demo [MODEL-DIR [LEVEL [PROVIDER]]]
 
-use std::process::ExitCode;
 use std::time::Instant;
 
 use op_dbus_embedder::{Builder, Embedder, Error, Precision, provider_names};
@@ -20,13 +19,10 @@ const TEXTS: [&str; 6] = [
 /// So that the time is more than that of the first batch.
 const REPETITIONS: usize = 20;
 
-fn main() -> ExitCode {
-    match run() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("{error}");
-            ExitCode::FAILURE
-        }
+fn main() {
+    if let Err(error) = run() {
+        eprintln!("{error}");
+        std::process::exit(1);
     }
 }
 

@@ -4,7 +4,6 @@
 //!
 //!     gpu_optimization [MODEL-DIR [LEVEL [PROVIDER]]]
 
-use std::process::ExitCode;
 use std::time::Instant;
 
 use op_dbus_embedder::{BufferUse, Builder, CpuEngine, Embedder, Error, TransferUse};
@@ -14,13 +13,10 @@ fn texts() -> Vec<String> {
     (0..400).map(|n| format!("unit {n} failed: {}", "out of memory, ".repeat(n % 12))).collect()
 }
 
-fn main() -> ExitCode {
-    match run() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("{error}");
-            ExitCode::FAILURE
-        }
+fn main() {
+    if let Err(error) = run() {
+        eprintln!("{error}");
+        std::process::exit(1);
     }
 }
 

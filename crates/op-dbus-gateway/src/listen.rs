@@ -32,6 +32,16 @@ impl fmt::Display for Address {
     }
 }
 
+impl Address {
+    /// As the setting has it.
+    fn as_set(&self) -> String {
+        match self {
+            Self::Tcp(address) => address.to_string(),
+            Self::Unix(_) => self.to_string(),
+        }
+    }
+}
+
 /// A socket that connections come by.
 pub struct Listener {
     socket: Socket,
@@ -60,7 +70,7 @@ impl Listener {
         let listener = match (handed, address) {
             (Some(handed), address) => {
                 if let Some(address) = address {
-                    let used = &handed.address;
+                    let (address, used) = (address.as_set(), &handed.address);
                     tracing::info!("{setting} is {address}; systemd's socket {used} is used");
                 }
                 handed
@@ -87,8 +97,9 @@ impl Listener {
     fn bind(address: Address, setting: &str) -> Result<Self, Fatal> {
         let failed = |error: io::Error| {
             Fatal::Failed(format!(
-                "{setting} is {address}, which can't be listened on ({error}); set another, or make \
-                 this one free"
+                "{setting} is {}, which can't be listened on ({error}); set another, or make this one \
+                 free",
+                address.as_set()
             ))
         };
         let bound = match &address {
@@ -169,4 +180,19 @@ fn bind_unix(path: &Path) -> io::Result<StdUnix> {
     let socket = StdUnix::bind(path)?;
     fs::set_permissions(path, fs::Permissions::from_mode(0o666))?;
     Ok(socket)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_that_is_taken_is_told_as_it_was_set() {
+        let taken = StdTcp::bind("127.0.0.1:0").unwrap();
+        let at = taken.local_addr().unwrap();
+        let refused = Listener::bind(Address::Tcp(at), "flag --http-listen: http_listen");
+        let Err(Fatal::Failed(message)) = refused else { panic!("it was bound twice") };
+        let told = format!("flag --http-listen: http_listen is {at}, which can't be listened on");
+        assert!(message.starts_with(&told), "{message}");
+    }
 }

@@ -1,6 +1,7 @@
-//! What the settings say that comes to nothing, and is no mistake: it may come to something later.
+//! What the settings say that comes to nothing, and is no mistake: it may come to something later. And whether
+//! anything can be embedded with them.
 
-use op_dbus_models::{Level, Store, manifest};
+use op_dbus_models::{Level, Model, Store, manifest};
 
 use super::check::{Checked, ask};
 use super::kind::plain;
@@ -15,6 +16,7 @@ pub(super) fn sentences(loaded: &Loaded) -> Vec<String> {
     let mut all = switched_off(loaded);
     all.extend(missing_models(loaded));
     all.extend(missing_prompts(loaded));
+    all.extend(in_force(loaded).and_then(|model| wrong_dimensions(loaded, &model)));
     all.extend(missing_endpoints(loaded));
     all.extend(chain_of_auto(loaded));
     all
@@ -93,15 +95,62 @@ fn missing_models(loaded: &Loaded) -> Vec<String> {
 /// Default prompts that neither the settings nor the models have.
 fn missing_prompts(loaded: &Loaded) -> Vec<String> {
     let Settings { model_dir, models, .. } = &loaded.settings;
-    let missing = models.iter().filter_map(|(name, own)| {
-        let prompt = own.default_prompt.as_ref().filter(|prompt| !prompt.is_empty())?;
-        let model = Store::open(model_dir).get(name).ok()?;
-        let key = format!("models.{name}.default_prompt");
-        let is_there = own.prompts.contains_key(prompt) || model.prompts.contains_key(prompt);
-        let origin = loaded.place_of(&key);
-        (!is_there).then(|| format!("{origin}: {key} is {prompt:?}, which the model does not have"))
-    });
-    missing.collect()
+    let store = Store::open(model_dir);
+    models.keys().filter_map(|name| missing_prompt(loaded, &store.get(name).ok()?)).collect()
+}
+
+/// That the settings name a default prompt which neither they nor the model have: it is not served then.
+pub(super) fn missing_prompt(loaded: &Loaded, model: &Model) -> Option<String> {
+    let name = &model.name;
+    let own = loaded.settings.models.get(name)?;
+    let prompt = own.default_prompt.as_ref().filter(|prompt| !prompt.is_empty())?;
+    let is_there = own.prompts.contains_key(prompt) || model.prompts.contains_key(prompt);
+    let key = format!("models.{name}.default_prompt");
+    let origin = loaded.place_of(&key);
+    (!is_there).then(|| {
+        format!(
+            "{origin}: {key} is {prompt:?}, which the model does not have; add it to the table as \
+             `prompts = {{ {prompt:?} = \"…\" }}`, or leave default_prompt out"
+        )
+    })
+}
+
+/// That the model has other dimensions than the settings demand: the service does not start with it.
+fn wrong_dimensions(loaded: &Loaded, model: &Model) -> Option<String> {
+    let Model { name, dimensions, .. } = model;
+    let expected = loaded.settings.expect_dimensions.filter(|expected| expected != dimensions)?;
+    let origin = loaded.origin("expect_dimensions");
+    Some(format!(
+        "{origin}: expect_dimensions is {expected}, and {name} has {dimensions}; ask for another \
+         model, or change the setting"
+    ))
+}
+
+/// The model that the service would embed with, as far as it is in the store.
+fn in_force(loaded: &Loaded) -> Option<Model> {
+    let Settings { vector_level, model, model_dir, cpu_engine, .. } = &loaded.settings;
+    // The simulator has no model of the store.
+    if *vector_level == Level::None || *cpu_engine == CpuEngine::Sim {
+        return None;
+    }
+    let name = model.as_deref().or_else(|| vector_level.model())?;
+    Store::open(model_dir).get(name).ok()
+}
+
+/// Whether a missing prompt, other dimensions or missing endpoints keep the model in force from being served.
+pub(super) fn serves_nothing(loaded: &Loaded) -> bool {
+    let Settings { vector_level, execution_provider, fallback, .. } = &loaded.settings;
+    if *vector_level == Level::None {
+        return false;
+    }
+    let mut chain = fallback.iter().chain([execution_provider]);
+    if chain.all(|one| *one == Provider::Remote) && missing_endpoints(loaded).is_some() {
+        return true;
+    }
+    let is_refused = |model: Model| {
+        missing_prompt(loaded, &model).or_else(|| wrong_dimensions(loaded, &model)).is_some()
+    };
+    in_force(loaded).is_some_and(is_refused)
 }
 
 /// That the remote provider is asked for, and nobody says where.

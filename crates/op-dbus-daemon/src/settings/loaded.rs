@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use figment::{Figment, Provider as _};
+use op_dbus_models::Model;
 
 use super::check::{Checked, check, check_change};
 use super::kind::plain;
@@ -79,6 +80,18 @@ impl Loaded {
     /// What is said of environment variables that are nearly a setting's; `warnings` has it as well.
     pub fn misspelt(&self) -> Vec<String> {
         layers::misspelt(&self.sources)
+    }
+
+    /// What is said of the default prompt that the settings have for this model, if it lacks that and so is not
+    /// served; `warnings` has it as well.
+    pub fn missing_prompt(&self, model: &Model) -> Option<String> {
+        in_vain::missing_prompt(self, model)
+    }
+
+    /// Whether a missing prompt, other dimensions or missing endpoints keep the model in force from being served;
+    /// `warnings` say which.
+    pub fn serves_nothing(&self) -> bool {
+        in_vain::serves_nothing(self)
     }
 
     /// Keeps in the state file what was changed. Waits for the disk.

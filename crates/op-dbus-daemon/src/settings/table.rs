@@ -240,7 +240,9 @@ pub const ROWS: &[Row] = &[
         default: "8388608",
         unit: "tokens",
         doc: "The most tokens of all callers together that may wait or be computed, by the models of all levels. \
-              Beyond it calls are refused at once with `Overloaded`.",
+              Beyond it calls are refused at once with `Overloaded`. Until it is tokenized a text counts as a \
+              token for each byte, but as no more than the model reads unless it is embedded in chunks, and never \
+              as less than one for each 32 bytes.",
         ..Row::of(Group::Admission)
     },
     Row {
@@ -249,7 +251,8 @@ pub const ROWS: &[Row] = &[
         default: "4194304",
         unit: "tokens",
         doc: "The most tokens of one user that may wait or be computed, by the models of all levels; beside others \
-              what `queue_tokens_max` leaves free. Beyond it calls are refused at once with `QuotaExceeded`.",
+              what `queue_tokens_max` leaves free. Beyond it calls are refused at once with `QuotaExceeded`. \
+              They are counted as for `queue_tokens_max`.",
         ..Row::of(Group::Admission)
     },
     Row {

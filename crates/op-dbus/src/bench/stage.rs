@@ -103,6 +103,10 @@ impl Stage {
         places: &[Place],
     ) -> Result<(), Failure> {
         if !args.compared.is_empty() {
+            // A wrong value is told first.
+            for flags in product(&args.compared)? {
+                load(&flags)?;
+            }
             return Err(Failure::usage(
                 "a service that is already there computes in one way: use --spawn to compare, or \
                  leave --bus (and OP_DBUS_BUS) out",

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 
 use clap::ValueEnum;
+use op_dbus_daemon::settings::Provider;
 use serde::Serialize;
 
 use super::args::Compared;
@@ -84,8 +85,10 @@ pub fn product(compared: &Compared) -> Result<Vec<Flags>, Failure> {
         if let Some(level) = flags.get("vector_level").cloned() {
             name_level(&mut flags, &level);
         }
-        if flags.contains_key("execution_provider") {
-            flags.insert("fallback".to_owned(), "none".to_owned());
+        // With itself behind it nothing else is tried; `auto` has a chain of its own.
+        let is_one = |provider: &&String| !matches!(provider.parse(), Ok(Provider::Auto) | Err(_));
+        if let Some(provider) = flags.get("execution_provider").filter(is_one).cloned() {
+            flags.insert("fallback".to_owned(), provider);
         }
         if flags.get("execution_provider").is_some_and(|provider| provider == "cpu") {
             flags.remove("offload");
@@ -237,7 +240,9 @@ mod tests {
         let variants = product(&compared).unwrap();
         let offload = |of: &Flags| of.get("offload").cloned().unwrap_or_default();
         assert_eq!(variants.iter().map(offload).collect::<Vec<_>>(), ["", "off", "auto"]);
-        assert!(variants.iter().all(|flags| flags["fallback"] == "none"));
+        assert!(variants.iter().all(|flags| flags["fallback"] == flags["execution_provider"]));
+        let auto = Compared { provider: list("auto"), ..Compared::default() };
+        assert!(!product(&auto).unwrap()[0].contains_key("fallback"));
         assert_eq!(providers("cuda:0,cuda:1,cpu:0"), "cuda+cpu");
     }
 

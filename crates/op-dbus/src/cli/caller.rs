@@ -136,9 +136,10 @@ impl Caller {
         texts: &[String],
     ) -> Result<Result<bulk::Reply, zbus::Error>, Failure> {
         let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
-        let mut room = match (first, self.limit()) {
-            (0, _) => FIRST_ROOM,
-            (_, limit) => limit.unwrap_or(ROOM),
+        let deadline = self.deadline().filter(|_| first == 0);
+        let mut room = match (first, deadline) {
+            (0, deadline) => deadline.unwrap_or(FIRST_ROOM).min(FIRST_ROOM),
+            _ => self.limit().unwrap_or(ROOM),
         };
         let (mut turn, mut waited) = (None, false);
         loop {
@@ -147,8 +148,11 @@ impl Caller {
             }
             let call = self.embedder.embed_packed(&texts, self.options.to_dict());
             let answer = self.answer(call).await?;
-            let pause = answer.as_ref().err().and_then(pause_of).unwrap_or_default().min(room);
-            if pause.is_zero() {
+            let pause = answer.as_ref().err().and_then(pause_of).unwrap_or_default();
+            // What comes after its deadline is of no use, and nothing is lost without it.
+            let is_late = deadline.is_some_and(|deadline| deadline < FIRST_ROOM) && pause > room;
+            let pause = pause.min(room);
+            if pause.is_zero() || is_late {
                 if turn.is_some() && !waited {
                     // There is room for more again.
                     self.is_full.store(false, Ordering::Relaxed);
@@ -170,8 +174,11 @@ impl Caller {
 
     /// How long the answer to one try is waited for: a service may not keep a deadline.
     fn limit(&self) -> Option<Duration> {
-        let deadline = Duration::from_millis(self.options.deadline_ms?.into());
-        Some(deadline + DEADLINE_GRACE)
+        Some(self.deadline()? + DEADLINE_GRACE)
+    }
+
+    fn deadline(&self) -> Option<Duration> {
+        Some(Duration::from_millis(self.options.deadline_ms?.into()))
     }
 
     async fn answer<T>(

@@ -44,6 +44,9 @@ Examples:
         markdown: bool,
     },
     /// Find every mistake in files and environment, without starting anything
+    ///
+    /// What may come right later, such as a model that is not fetched yet, is a warning. Settings with which
+    /// nothing could be embedded end with 6.
     #[command(after_help = format!("\
 Examples:
   op-dbus config check
@@ -120,8 +123,17 @@ pub fn run(args: Args) -> Done {
         Action::Show { files, json: true, .. } => json(&files.load()?.show())?,
         Action::Show { files, .. } => table(&files.load()?.show(), colour()),
         Action::Check { files } => {
-            files.load()?;
-            "The settings are in order.\n".to_owned()
+            let loaded = files.load()?;
+            if loaded.serves_nothing() {
+                let why = "nothing can be embedded with these settings; the warnings say why";
+                return Err(Failure::not_configured(why));
+            }
+            match loaded.warnings.is_empty() {
+                true => "The settings are in order.\n".to_owned(),
+                false => {
+                    "There is no mistake in the settings, but there are warnings.\n".to_owned()
+                }
+            }
         }
     };
     printed(out)

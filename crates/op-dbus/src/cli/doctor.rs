@@ -19,7 +19,7 @@ use std::process::ExitCode;
 use op_dbus_daemon::service::candidates;
 use op_dbus_daemon::settings::options::fleet;
 use op_dbus_daemon::settings::{Bus, Loaded, Origin, Provider};
-use op_dbus_models::{Level, manifest};
+use op_dbus_models::{Family, Level, manifest};
 use tokio::sync::OnceCell;
 use tokio::task::{spawn_blocking, yield_now};
 
@@ -144,14 +144,17 @@ impl Examination {
         let loaded = self.loaded.clone();
         // It reads the whole of the model, where a signal is not heard.
         let model = spawn_blocking(move || general::model(&loaded)).await;
-        let (model, own_graph) =
+        let (model, record) =
             model.unwrap_or_else(|error| (Check::unchecked("model", error.to_string()), None));
+        let own_graph = record.as_ref().filter(|model| model.family == Family::Onnx);
+        let own_graph = own_graph.map(|model| model.name.as_str());
         let who = Who::of(self.unit.as_ref().ok().and_then(Unit::user).as_deref());
         let can_compute = !self.quick && !model.failed();
         let (service, bus) = service::checks(&self.bus, &self.bus_origin).await;
         let mut general = vec![service];
         general.extend(bus);
         general.push(model);
+        general.extend(record.iter().flat_map(|model| general::fit(&self.loaded, model)));
         general.extend(unit::masked(&self.unit));
         general.extend(unit::other_user(&self.unit));
         general.extend(unit::variables(&self.variables));
@@ -167,7 +170,7 @@ impl Examination {
             let is_asked = asked.contains(&provider);
             // Libraries are read here; between them a signal is heard.
             yield_now().await;
-            let mut checks = self.looks(provider, own_graph.as_deref()).await;
+            let mut checks = self.looks(provider, own_graph).await;
             if is_asked {
                 checks.push(self.proof(provider, can_compute, &checks).await);
             }

@@ -1,12 +1,13 @@
 //! `op-dbus embed`: texts in, vectors out, streamed.
 
+use std::fmt;
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::ArgGroup;
 use futures_util::StreamExt;
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{ProgressBar, ProgressState, ProgressStyle};
 
 use super::caller::Caller;
 use super::cut::Cut;
@@ -37,7 +38,7 @@ Examples:
 
 {EXIT_CODES}"))]
 pub struct Args {
-    /// Texts to embed
+    /// Texts to embed; `-` alone is standard input
     #[arg(value_name = "TEXT", conflicts_with = "file")]
     texts: Vec<String>,
     /// Read texts from a file, one a line; `-` is standard input; may be repeated
@@ -131,8 +132,14 @@ fn progress(to_file: bool) -> ProgressBar {
     if !to_file && std::io::stdout().is_terminal() {
         return ProgressBar::hidden();
     }
-    let style = ProgressStyle::with_template("{spinner} {human_pos} texts, {per_sec}, {elapsed}")
-        .unwrap_or_else(|_| ProgressStyle::default_spinner());
+    let style = ProgressStyle::with_template("{spinner} {human_pos} texts, {rate}, {elapsed}")
+        .unwrap_or_else(|_| ProgressStyle::default_spinner())
+        .with_key("rate", |state: &ProgressState, out: &mut dyn fmt::Write| {
+            let rate = state.per_sec();
+            let digits = usize::from(rate < 10.0);
+            // It is a line in memory.
+            write!(out, "{rate:.digits$}/s").ok();
+        });
     ProgressBar::new_spinner().with_style(style)
 }
 

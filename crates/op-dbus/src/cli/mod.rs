@@ -59,7 +59,7 @@ pub type Done = Result<ExitCode, Failure>;
 /// Text embeddings as a Linux system service.
 #[derive(Parser)]
 #[command(name = "op-dbus", version, max_term_width = 100)]
-#[command(disable_help_subcommand = true, after_help = format!("{OVERVIEW_END}\n\n{EXIT_CODES}"))]
+#[command(after_help = format!("{OVERVIEW_END}\n\n{EXIT_CODES}"))]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -239,6 +239,14 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         command().debug_assert();
+    }
+
+    #[test]
+    fn help_is_a_command_as_well() {
+        for words in [&["op-dbus", "help"][..], &["op-dbus", "help", "embed"]] {
+            let help = command().try_get_matches_from(words).unwrap_err();
+            assert_eq!(help.kind(), clap::error::ErrorKind::DisplayHelp, "{words:?}: {help}");
+        }
     }
 
     #[test]

@@ -99,8 +99,8 @@ pub struct ImportArgs {
     /// ending
     #[arg(long)]
     name: Option<String>,
-    /// Pooling of an ONNX graph that ends in token vectors and has no 1_Pooling folder; refused
-    /// where the model says another
+    /// Pooling of an ONNX graph that ends in token vectors and has no 1_Pooling folder, or of a
+    /// folder without modules.json; refused where the model says another
     #[arg(long, value_enum)]
     pooling: Option<PoolingName>,
     /// Numbers in one vector, for an ONNX graph without anything that says it or with several outputs
@@ -203,6 +203,9 @@ fn pull(store: &Store, args: &PullArgs, json: bool) -> Outcome {
         "all" => manifest::models().iter().rev().map(|model| model.name.as_str()).collect(),
         name => vec![name],
     });
+    // Nothing is fetched for a command line that is wrong.
+    let names: Vec<&str> = names.collect();
+    names.iter().try_for_each(|name| manifest::pullable(name).map(drop))?;
     for name in names {
         let model = store.pull(name, &options)?;
         tell(&model, &format!("installed from {}", model.source), json)?;
@@ -323,8 +326,15 @@ fn readable(store: &Store) -> Result<(), String> {
 }
 
 fn remove(store: &Store, names: &[String], json: bool) -> Outcome {
+    let mut found: Vec<String> = Vec::new();
     for name in names {
-        let installed = store.remove(name)?;
+        let name = store.removable(name)?;
+        if !found.contains(&name) {
+            found.push(name);
+        }
+    }
+    for name in found {
+        let installed = store.remove(&name)?;
         let removed = match installed {
             true => "removed",
             false => "removed what an interrupted pull had left; it was not installed",

@@ -32,7 +32,7 @@ Examples:
 pub struct Args {
     /// What is looked for
     query: String,
-    /// Texts to order
+    /// Texts to order; `-` alone is standard input
     #[arg(value_name = "CANDIDATE", conflicts_with = "file")]
     candidates: Vec<String>,
     /// Read candidates from a file, one a line; `-` is standard input; may be repeated

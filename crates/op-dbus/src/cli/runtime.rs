@@ -8,7 +8,7 @@ use std::path::Path;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Subcommand, ValueEnum};
 use op_dbus_models::runtime::beside;
-use op_dbus_models::{Error, Progress, RuntimeStore, manifest};
+use op_dbus_models::{Error, Progress, RuntimeStore, manifest, named};
 use serde_json::json;
 
 use super::models::{Outcome, SourceArgs, SourceName};
@@ -82,7 +82,7 @@ pub fn run(command: RuntimeCommand, model_dir: &Path, json: bool) -> Outcome {
     match command {
         RuntimeCommand::List => list::run(&store, json),
         RuntimeCommand::Pull(args) => pull(&store, &args, json),
-        RuntimeCommand::Verify(args) => verify(&store, args.providers, json),
+        RuntimeCommand::Verify(args) => verify(&store, args.providers, model_dir, json),
         RuntimeCommand::Remove(args) => remove(&store, &args.providers, json),
     }
 }
@@ -98,16 +98,23 @@ fn pull(store: &RuntimeStore, args: &PullArgs, json: bool) -> Outcome {
     Ok(())
 }
 
-fn verify(store: &RuntimeStore, mut providers: Vec<String>, json: bool) -> Outcome {
+fn verify(
+    store: &RuntimeStore,
+    mut providers: Vec<String>,
+    model_dir: &Path,
+    json: bool,
+) -> Outcome {
     if providers.is_empty() {
         let first = manifest::libraries().iter().filter_map(|library| library.providers.first());
         let is_there = |name: &str| !matches!(store.check(name), Err(Error::NotInstalled { .. }));
         providers = first.map(|one| one.name.clone()).filter(|name| is_there(name)).collect();
     }
-    // Nothing is: the CPU's library is missed by name.
     if providers.is_empty() {
-        providers.extend(manifest::provider_names().next().map(str::to_owned));
+        let (dir, here) = (beside(model_dir), named(model_dir));
+        let none = format!("no library is installed in {}", dir.display());
+        return Err(format!("{none}; type `op-dbus runtime list{here}`").into());
     }
+    all_known(&providers)?;
     let mut failures = Vec::new();
     for provider in providers {
         match store.verify(&provider) {
@@ -119,11 +126,17 @@ fn verify(store: &RuntimeStore, mut providers: Vec<String>, json: bool) -> Outco
 }
 
 fn remove(store: &RuntimeStore, providers: &[String], json: bool) -> Outcome {
+    all_known(providers)?;
     for provider in providers {
         store.remove(provider)?;
         tell(provider, "removed", None, json)?;
     }
     Ok(())
+}
+
+/// Refuses a name that is wrong before anything is done with the others.
+fn all_known(providers: &[String]) -> Result<(), Error> {
+    providers.iter().try_for_each(|name| manifest::provider(name).map(drop))
 }
 
 /// What was done with the library of a provider; of one that was installed, what it needs besides.

@@ -91,10 +91,19 @@ pub(super) fn painted(state: &str, colour: bool) -> String {
     paint(state, shade, colour)
 }
 
+/// Whether it is the command line that is wrong.
+fn is_usage(error: &(dyn std::error::Error + 'static)) -> bool {
+    let unknown = matches!(
+        error.downcast_ref::<Error>(),
+        Some(Error::Unknown { .. } | Error::UnknownProvider { .. })
+    );
+    unknown || error.is::<Usage>()
+}
+
 fn ended(outcome: Outcome) -> Done {
     match outcome {
         Ok(()) => Ok(ExitCode::SUCCESS),
-        Err(error) => Err(match (error.downcast_ref::<io::Error>(), error.is::<Usage>()) {
+        Err(error) => Err(match (error.downcast_ref::<io::Error>(), is_usage(&*error)) {
             (Some(error), _) => Failure::output(error),
             (None, true) => Failure::usage(error.to_string()),
             (None, false) => Failure::refused(error.to_string()),

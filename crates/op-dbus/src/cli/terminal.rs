@@ -63,15 +63,7 @@ pub fn printable(text: &str, chars_max: usize) -> String {
 
 /// A whole number with a thin grouping: `1,234,567`.
 pub fn grouped(number: u64) -> String {
-    let digits = number.to_string();
-    let mut out = String::with_capacity(digits.len() + digits.len() / 3);
-    for (position, digit) in digits.chars().enumerate() {
-        if position > 0 && (digits.len() - position).is_multiple_of(3) {
-            out.push(',');
-        }
-        out.push(digit);
-    }
-    out
+    indicatif::HumanCount(number).to_string()
 }
 
 /// A number with its noun: `1 call`, `1,234 calls`.

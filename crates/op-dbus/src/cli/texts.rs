@@ -25,9 +25,9 @@ pub enum Source {
 }
 
 impl Source {
-    /// Arguments if there are any, else files, else standard input.
+    /// Arguments if there are any but a lone `-`, else files, else standard input.
     pub fn new(arguments: Vec<String>, files: Vec<PathBuf>) -> Self {
-        if !arguments.is_empty() {
+        if !arguments.is_empty() && arguments != ["-"] {
             return Self::Arguments(arguments);
         }
         if !files.is_empty() {

@@ -144,7 +144,7 @@ fn check(name: &'static str, path: &Path, purpose: Use, who: &Who) -> Check {
     }
     let place = shell_word(&there);
     let verb = if bits == 7 { "write" } else { "read" };
-    let found = format!("{user} may not {verb} {}", shown(&there));
+    let found = format!("the user {user} may not {verb} {}", shown(&there));
     if !is_service && meta.uid() != *uid {
         // Most likely the service's, and all is well.
         let found = format!("{found}; whether the service runs as that user is not known");
@@ -221,7 +221,7 @@ fn foreign(cache: &Path, who: &Who) -> Option<Check> {
     let mut made = IN_CACHE.map(|name| cache.join(name)).into_iter().chain(of_models);
     let folder = made.find(is_closed)?;
     let next = format!("type `chown -R {}: {}`", who.name, shell_word(&folder));
-    let found = format!("{} may not write {}", who.name, shown(&folder));
+    let found = format!("the user {} may not write {}", who.name, shown(&folder));
     Some(Check::wrong("cache_dir", found, next))
 }
 

@@ -2,12 +2,13 @@
 
 use std::fs;
 
-use op_dbus_daemon::service::wanted;
+use op_dbus_daemon::service::{Error, wanted};
 use op_dbus_daemon::settings::{Bus, CpuEngine, Loaded, Settings};
-use op_dbus_models::{Family, Model, Store, named};
+use op_dbus_models::{Model, Store, named};
 use op_dbus_native::Isa;
 
 use super::check::Check;
+use super::facts;
 use super::machine::Root;
 
 /// Where a bus reads which service may be called by whom.
@@ -16,8 +17,8 @@ const POLICY: &str = "org.opdbus.Embedding1.conf";
 /// What the service asks dbus-daemon about clients that do not read.
 const STATS: &str = "GetConnectionStats";
 
-/// The model, compared with its digests, and its name if it is an ONNX graph of the user's own.
-pub fn model(loaded: &Loaded) -> (Check, Option<String>) {
+/// The model, compared with its digests, and what the store says of it.
+pub fn model(loaded: &Loaded) -> (Check, Option<Model>) {
     let settings = &loaded.settings;
     let is_simulated = settings.cpu_engine == CpuEngine::Sim;
     let Some(choice) = wanted(settings).filter(|_| !is_simulated) else {
@@ -31,8 +32,8 @@ pub fn model(loaded: &Loaded) -> (Check, Option<String>) {
     let name = choice.model();
     match Store::open(&settings.model_dir).get(name).and_then(undamaged) {
         Ok(model) => {
-            let own_graph = (model.family == Family::Onnx).then(|| name.to_owned());
-            (Check::ok("model", format!("{} is installed and undamaged", model.name)), own_graph)
+            let found = format!("{} is installed and undamaged", model.name);
+            (Check::ok("model", found), Some(model))
         }
         Err(error) => {
             let sentence = error.to_string();
@@ -54,6 +55,39 @@ pub fn model(loaded: &Loaded) -> (Check, Option<String>) {
             (check, None)
         }
     }
+}
+
+/// What the settings say that this model can't be served with, or that leaves no room for its longest text: no worker
+/// is needed to see that.
+pub fn fit(loaded: &Loaded, model: &Model) -> Vec<Check> {
+    let Settings { expect_dimensions, queue_tokens_max, quota_tokens, .. } = loaded.settings;
+    let (name, longest, found) = (&model.name, model.max_input_tokens, model.dimensions);
+    let mut checks = Vec::new();
+    if let Some(expected) = expect_dimensions.filter(|expected| *expected != found) {
+        let origin = loaded.origin("expect_dimensions").clone();
+        let reason = Error::Dimensions { model: name.clone(), expected, origin, found }.to_string();
+        let (found, next) = reason.split_once("; ").unwrap_or((&reason, ""));
+        checks.push(Check::wrong("dimensions", found, facts::known(found).unwrap_or(next)));
+    }
+    if let Some(reason) = loaded.missing_prompt(model) {
+        let (found, next) = reason.split_once("; ").unwrap_or((&reason, ""));
+        checks.push(Check::wrong("prompt", found, next));
+    }
+    for (key, limit) in [("queue_tokens_max", queue_tokens_max), ("quota_tokens", quota_tokens)] {
+        if limit < longest {
+            let origin = loaded.origin(key);
+            let found = format!(
+                "{key} is {limit} ({origin}), and a long text of {name} counts as {longest} tokens or \
+                 more"
+            );
+            checks.push(Check::wrong(
+                "limits",
+                found,
+                format!("raise {key} to {longest} at least"),
+            ));
+        }
+    }
+    checks
 }
 
 /// The policy without which the system bus lets nobody own the name.

@@ -56,8 +56,8 @@ pub fn page() -> String {
     page.term(
         "SIGHUP",
         "The settings are read again, as by `systemctl reload op-dbus`, which checks them first and \
-         fails where they have a mistake. What can be changed while the service runs is; the \
-         journal names what needs a restart.",
+         fails where they have a mistake, or nothing could be embedded with them. What can be \
+         changed while the service runs is; the journal names what needs a restart.",
     );
     life(&mut page);
     page.section("FILES");

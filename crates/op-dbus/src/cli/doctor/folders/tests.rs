@@ -24,7 +24,7 @@ fn a_folder_of_another_user_is_told_with_owner_and_mode() {
     let (_root, path) = folder(0o700);
     let check = check("cache_dir", &path, Use::Writes, &stranger());
     assert_eq!(check.state, State::Wrong);
-    assert!(check.found.contains("stranger may not write"), "{}", check.found);
+    assert!(check.found.contains("the user stranger may not write"), "{}", check.found);
     assert!(check.found.contains("mode 0700"), "{}", check.found);
     let check = super::check("model_dir", &path, Use::Reads, &stranger());
     assert!(check.next.unwrap().starts_with("type `chmod a+rx "));
@@ -82,7 +82,7 @@ fn what_somebody_else_has_made_in_the_cache_is_named() {
     let open = |folder| fs::set_permissions(folder, fs::Permissions::from_mode(0o777)).unwrap();
     for closed in [path.join("by-model").as_path(), weights.parent().unwrap(), &weights] {
         let found = check("cache_dir");
-        assert!(found.found.starts_with("stranger may not write "), "{}", found.found);
+        assert!(found.found.starts_with("the user stranger may not write "), "{}", found.found);
         assert_eq!(found.next, Some(format!("type `chown -R stranger: {}`", closed.display())));
         open(closed);
     }
