@@ -21,7 +21,7 @@ use crate::harness::daemon::{Daemon, Setup};
 use crate::harness::polkit::{self, Polkit};
 use crate::harness::registry::tests;
 use crate::harness::users::{MEMBER, OTHER, REFUSED, SERVICE, User, Users};
-use crate::harness::{Outcome, repository, within};
+use crate::harness::{Outcome, eventually, repository, within};
 
 tests! {
     the_service_alone_owns_the_name: [Bus, Root, Busctl],
@@ -298,7 +298,8 @@ async fn polkit_that_allows_late_allows_nothing() -> Outcome {
     calls.iter().for_each(JoinHandle::abort);
     caller.connection().clone().close().await?;
     drop(caller);
-    daemon.process.says("Error.Cancelled").await?;
+    let have_ended = async || Ok(daemon.client().failures("cancelled").await? == 8);
+    eventually("the end of all eight", have_ended).await?;
     late.answers.notify_waiters();
     daemon.client().embedder.embed("x").await?;
     assert_eq!(daemon.client().embedder.vector_level().await?, "low");

@@ -176,9 +176,11 @@ async fn what_nothing_takes_is_refused() -> Outcome {
         client.connection().send(&silent).await?;
     }
     client.embedder.embed("two").await?;
-    assert_eq!(client.counter("texts").await?, 1, "of calls that want no reply");
     // With the two calls that had descriptors.
+    let all_are_counted = async || Ok(client.failures("invalid-argument").await? >= 102);
+    eventually("an end of each call", all_are_counted).await?;
     assert_eq!(client.failures("invalid-argument").await?, 102);
+    assert_eq!(client.counter("texts").await?, 1, "of calls that want no reply");
     daemon.stop().await
 }
 

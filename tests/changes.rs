@@ -30,7 +30,6 @@ tests! {
 }
 
 /// What a daemon is before a change that fails, and has to be behind it.
-#[derive(Debug, PartialEq)]
 struct Before {
     properties: [String; 5],
     workers: Vec<Pid>,
@@ -50,21 +49,33 @@ impl Before {
         let state = fs::read_to_string(setup.state_file()).ok();
         Ok(Self { properties, workers: daemon.workers().await?, state })
     }
+
+    /// Looks whether all is so still. Behind the workers that there were those of the change may stand until they
+    /// have ended.
+    async fn holds(&self, daemon: &Daemon, setup: &Setup) -> Outcome {
+        let now = Self::of(daemon, setup).await?;
+        assert_eq!((&now.properties, &now.state), (&self.properties, &self.state));
+        assert!(now.workers.starts_with(&self.workers), "{:?}, {:?}", self.workers, now.workers);
+        eventually("the end of others", async || Ok(daemon.workers().await? == self.workers)).await
+    }
 }
 
 async fn a_change_to_a_level_that_is_damaged() -> Outcome {
     let (bus, setup, daemon) = with_copies(&[LOW, MEDIUM])?.alone().await?;
     let manager = &daemon.client().manager;
+    let count = daemon.workers().await?.len();
     for level in ["medium", "low"] {
         manager.set_vector_level(level).await?;
     }
+    let are_alone = async || Ok(daemon.workers().await?.len() == count);
+    eventually("the end of those that served before", are_alone).await?;
     let file = PathBuf::from(MEDIUM).join(FILES[0]);
     Damage::Flipped.apply(&setup.path("models").join(&file))?;
     let before = Before::of(&daemon, &setup).await?;
     let load = Load::start(&bus, &["one text", "and another"]).await?;
     refused(manager.set_vector_level("medium").await, ErrorName::ModelCorrupt)?;
     load.stop().await?;
-    assert_eq!(Before::of(&daemon, &setup).await?, before);
+    before.holds(&daemon, &setup).await?;
 
     fs::copy(needs::store().join("models").join(&file), setup.path("models").join(&file))?;
     manager.set_vector_level("medium").await?;
@@ -85,7 +96,7 @@ async fn a_change_to_a_provider_that_fails_in_its_proof() -> Outcome {
     assert!(message.contains("die on batch 1"), "{message}");
     let by = load.stop().await?;
     assert!(by.iter().all(|device| device.starts_with("cpu")), "{by:?}");
-    assert_eq!(Before::of(&daemon, &setup).await?, before);
+    before.holds(&daemon, &setup).await?;
 
     // Batches that no test gets to.
     let setup = setup.setting("providers.ggml.faults", "die_on_batch=1000000");
@@ -114,10 +125,10 @@ async fn changes_that_cannot_be_kept() -> Outcome {
     ] {
         let message = refused(refusal, ErrorName::NoSpace)?;
         assert!(message.contains("state"), "{message}");
-        assert_eq!(Before::of(&daemon, &setup).await?, before);
+        before.holds(&daemon, &setup).await?;
     }
     load.stop().await?;
-    assert_eq!(Before::of(&daemon, &setup).await?, before);
+    before.holds(&daemon, &setup).await?;
 
     fs::remove_file(setup.path("state"))?;
     manager.set_vector_level("high").await?;
@@ -142,12 +153,12 @@ async fn a_reload_that_finds_what_serves_damaged() -> Outcome {
     let load = Load::start(&bus, &["one text", "and another"]).await?;
     refused(daemon.client().manager.reload().await, ErrorName::ModelCorrupt)?;
     load.stop().await?;
-    assert_eq!(Before::of(&daemon, &setup).await?, before);
+    before.holds(&daemon, &setup).await?;
 
     fs::copy(needs::store().join("models").join(&file), setup.path("models").join(&file))?;
     daemon.client().manager.reload().await?;
     daemon.client().embedder.embed("x").await?;
-    assert_eq!(daemon.workers().await?.len(), 3);
+    eventually("three workers alone", async || Ok(daemon.workers().await?.len() == 3)).await?;
     daemon.stop().await
 }
 

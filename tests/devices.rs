@@ -113,9 +113,15 @@ async fn the_service_lists_what_the_driver_tells() -> Outcome {
     let setup = Setup::sim()?;
     let daemon = daemon_with(&fake_nvml()?, &setup, &bus).await?;
     assert_eq!(daemon.settled().await?, "ready");
-    let status = cli(&bus, &["status", "--json"]).await?.success()?;
-    let status: Value = serde_json::from_str(&status)?;
-    let devices = status["devices"].as_array().ok_or("no devices")?;
+    let mut devices = Vec::new();
+    // A driver that was too late is asked again after a minute.
+    eventually("what the driver tells", async || {
+        let status = cli(&bus, &["status", "--json"]).await?.success()?;
+        let status: Value = serde_json::from_str(&status)?;
+        devices = status["devices"].as_array().cloned().ok_or("no devices")?;
+        Ok(devices.iter().any(|one| one["provider"] == "cuda"))
+    })
+    .await?;
     check(&devices.iter().filter(|one| one["provider"] == "cuda").cloned().collect::<Vec<_>>());
     assert!(devices.iter().all(|one| one["in_use"] == (one["provider"] == "sim")), "{devices:?}");
     let said = daemon.process.stderr();
@@ -164,12 +170,15 @@ async fn a_device_without_free_memory_is_passed_over() -> Outcome {
     let daemon = daemon_with(&fake_nvml()?, &setup, &bus).await?;
     assert_eq!(daemon.settled().await?, "ready", "{}", daemon.process.stderr());
     let texts: Vec<String> = (0..400).map(|n| format!("disk {n} is full")).collect();
+    let many_calls = async || {
+        let calls = (0..8).map(|_| daemon.client().vectors(&texts));
+        join_all(calls).await.into_iter().collect::<Outcome<Vec<_>>>()
+    };
     // Where there is a choice, the device gets something once the CPU has more to do than it likes.
     let device_computes = async || {
         let before = of_workers::<u64>(&daemon, "batches").await?[0];
         eventually("a batch on the device", async || {
-            let calls = (0..8).map(|_| daemon.client().vectors(&texts));
-            join_all(calls).await.into_iter().collect::<Outcome<Vec<_>>>()?;
+            many_calls().await?;
             Ok(of_workers::<u64>(&daemon, "batches").await?[0] != before)
         })
         .await
@@ -185,12 +194,14 @@ async fn a_device_without_free_memory_is_passed_over() -> Outcome {
     device_computes().await?;
     fs::write(setup.path("driver").join("used"), "80")?;
     told(true).await?;
-    let before = of_workers::<u64>(&daemon, "batches").await?;
-    for _ in 0..5 {
-        daemon.client().vectors(&texts).await?;
-    }
-    let after = of_workers::<u64>(&daemon, "batches").await?;
-    assert!(after[0] == before[0] && after[1] > before[1], "{before:?} and {after:?}");
+    // The CPU is waited for, but not where a batch takes it more than a second, as on a machine that stands still.
+    eventually("many calls without the device", async || {
+        let before = of_workers::<u64>(&daemon, "batches").await?;
+        many_calls().await?;
+        let after = of_workers::<u64>(&daemon, "batches").await?;
+        Ok(after[0] == before[0] && after[1] > before[1])
+    })
+    .await?;
     let said = daemon.process.stderr();
     assert!(said.contains("too little free memory"), "{said}");
     fs::write(setup.path("driver").join("used"), "12")?;

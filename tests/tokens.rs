@@ -166,22 +166,21 @@ async fn nobody_counts_tokens_for_who_has_left() -> Outcome {
     let bus = PrivateBus::start().await?;
     let daemon = Setup::sim()?.ready(&bus).await?;
     let long = "x".repeat(1 << 20);
-    let leaving = Client::on(&bus).await?;
     let texts = vec![long.as_str(); 20];
-    tokio::select! {
-        counts = leaving.embedder.count_tokens(&texts) => {
-            return Err(format!("counted too fast: {counts:?}").into());
+    // On a busy machine all may be counted before anybody sees that the caller has left.
+    eventually("a call that ends with its caller", async || {
+        let leaving = Client::on(&bus).await?;
+        tokio::select! {
+            counts = leaving.embedder.count_tokens(&texts) => drop(counts?),
+            counting = daemon.client().counted("in_flight_calls", 1) => counting?,
         }
-        counting = daemon.client().counted("in_flight_calls", 1) => counting?,
-    }
-    drop(leaving);
-    eventually("the end of the call", async || {
+        drop(leaving);
+        // What was begun of it is done to its end.
+        eventually("the end of its texts", async || {
+            Ok(daemon.client().counter("in_flight_calls").await? == 0)
+        })
+        .await?;
         Ok(daemon.client().failures("cancelled").await? != 0)
-    })
-    .await?;
-    // What was begun of it is done to its end.
-    eventually("the end of its texts", async || {
-        Ok(daemon.client().counter("in_flight_calls").await? == 0)
     })
     .await?;
     daemon.stop().await

@@ -12,7 +12,7 @@ use crate::harness::daemon::Setup;
 use crate::harness::gateway::Gateway;
 use crate::harness::golden::{self, cosine, floats, plain_texts};
 use crate::harness::registry::tests;
-use crate::harness::{Outcome, fixture, needs};
+use crate::harness::{Outcome, eventually, fixture, needs};
 
 tests! {
     openai_and_langchain_get_the_right_vectors: [Bus, Medium, PythonHttp],
@@ -57,6 +57,19 @@ async fn openai_and_langchain_get_the_right_vectors() -> Outcome {
     stage.end().await.map(drop)
 }
 
+/// What is told once the service has told it in time.
+async fn scraped(stage: &Stage) -> Outcome<String> {
+    let mut text = String::new();
+    eventually("what the service tells", async || {
+        let metrics = stage.gateway.get("/metrics").await?;
+        assert!(metrics.headers["content-type"].starts_with("text/plain; version=0.0.4"));
+        text = metrics.text;
+        Ok(text.contains("\nop_dbus_up 1\n"))
+    })
+    .await?;
+    Ok(text)
+}
+
 async fn prometheus_reads_the_metrics() -> Outcome {
     let stage = Stage::sim().await?;
     let texts = json!({"input": ["one", "two", "x".repeat(1000)]});
@@ -66,9 +79,8 @@ async fn prometheus_reads_the_metrics() -> Outcome {
         .post("/embed", &json!({"inputs": "x".repeat(1000), "truncate": false}))
         .await?;
     assert_eq!(refused.status, 413);
-    let metrics = stage.gateway.get("/metrics").await?;
-    assert!(metrics.headers["content-type"].starts_with("text/plain; version=0.0.4"));
-    let said = finish(script("http_metrics.py"), &metrics.text).await?.success()?;
+    let metrics = scraped(&stage).await?;
+    let said = finish(script("http_metrics.py"), &metrics).await?.success()?;
     let said: Value = serde_json::from_str(&said)?;
     let sample = |name: &str, labels: Value| {
         let samples = said.as_array().into_iter().flatten();
@@ -76,7 +88,7 @@ async fn prometheus_reads_the_metrics() -> Outcome {
         found
             .next()
             .and_then(|sample| sample[2].as_f64())
-            .ok_or_else(|| format!("no {name}{labels} in {}", metrics.text))
+            .ok_or_else(|| format!("no {name}{labels} in {metrics}"))
     };
     let none = || json!({});
     let client = stage.daemon.client();

@@ -11,6 +11,7 @@ use super::pipeline::{Answer, Pipeline, Reply, embed_packed};
 use super::watch::{descriptors, growth_mib};
 use super::{Outcome, Size, figure};
 use crate::harness::daemon::{Daemon, Setup};
+use crate::harness::eventually;
 use crate::harness::process::resident;
 use crate::harness::random::Random;
 
@@ -127,10 +128,16 @@ pub async fn soak(size: Size) -> Outcome {
 /// The clients that left are gone, and with them their descriptors: none more than when it was warm.
 async fn settled(daemon: &Daemon, before: usize) -> Outcome {
     daemon.client().embedder.embed("the last").await?;
-    let calls = daemon.client().counter("in_flight_calls").await?;
-    let after = descriptors(daemon.process.pid())?;
+    let (mut calls, mut after) = (0, 0);
+    // The daemon may be a moment behind them.
+    let settles = eventually("the end of the clients", async || {
+        calls = daemon.client().counter("in_flight_calls").await?;
+        after = descriptors(daemon.process.pid())?;
+        Ok(calls == 0 && after <= before)
+    });
+    let is_settled = settles.await.is_ok();
     figure(
-        calls == 0 && after <= before,
+        is_settled,
         format_args!("{calls} calls in flight and {after} descriptors at the end, {before} warm"),
     );
     Ok(())

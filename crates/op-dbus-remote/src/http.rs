@@ -232,8 +232,9 @@ mod tests {
             let _ = stream.write_all(b"HTTP/1.1 200 x\r\nContent-Length: 9\r\n\r\n1");
             let _ = stream.read(&mut [0]);
         };
-        let broke_off = said("http", slow, Duration::from_secs(2));
-        assert_eq!(broke_off, "its answer broke off (timeout: it took longer than 2.0 s)");
+        let broke_off = "its answer broke off (timeout: it took longer than 2.0 s)";
+        // On a busy machine it may not even begin in that time, and not five times.
+        assert!((0..5).any(|_| said("http", slow, Duration::from_secs(2)) == broke_off));
     }
 
     #[test]

@@ -151,11 +151,14 @@ fn who_was_silent_is_left_alone_for_as_long() {
 #[test]
 fn the_silent_leave_time_for_the_others() {
     const TIME: Duration = Duration::from_secs(4);
-    let all = [(); 3].map(|()| Endpoint::new(Mood::Well));
-    let mut backend = hasty(&all.each_ref(), TIME, TIME).unwrap();
-    all[0].set(Mood::Silent);
-    all[1].set(Mood::Silent);
-    assert_eq!(device(&mut backend).unwrap(), "remote:2");
+    // The last one has a second, which a busy machine may spend otherwise, and not five times.
+    assert!((0..5).any(|_| {
+        let all = [(); 3].map(|()| Endpoint::new(Mood::Well));
+        let Ok(mut backend) = hasty(&all.each_ref(), TIME, TIME) else { return false };
+        all[0].set(Mood::Silent);
+        all[1].set(Mood::Silent);
+        device(&mut backend).is_ok_and(|device| device == "remote:2")
+    }));
 }
 
 /// It would be waited for for two minutes otherwise.
@@ -212,13 +215,15 @@ fn who_asks_for_a_rest_gets_it_and_need_not_prove_itself_again() {
 #[test]
 fn a_batch_does_not_wait_for_who_is_silent_beyond_its_time() {
     const BATCH_TIME: Duration = Duration::from_millis(1900);
-    let one = Endpoint::new(Mood::Well);
-    let mut backend = hasty(&[&one], SHORT, BATCH_TIME).unwrap();
-    one.set(Mood::Silent);
-    let error = device(&mut backend).unwrap_err();
     let in_vain =
         |why: &String| why.starts_with("no endpoint takes the batch within 1 s; none can be");
-    assert!(matches!(&error, BackendError::Lost(why) if in_vain(why)), "{error:?}");
+    // Nothing is left of that time where a busy machine spends it otherwise, which it does not five times.
+    assert!((0..5).any(|_| {
+        let one = Endpoint::new(Mood::Well);
+        let Ok(mut backend) = hasty(&[&one], SHORT, BATCH_TIME) else { return false };
+        one.set(Mood::Silent);
+        matches!(device(&mut backend), Err(BackendError::Lost(why)) if in_vain(&why))
+    }));
 }
 
 #[test]

@@ -89,9 +89,11 @@ pub fn upgrade(container: &mut Container) -> Outcome {
         "nobody",
         &format!(
             "until test -e {UPGRADED}; do \
-             {call} {OBJECT} {EMBEDDER}.Embed string:{TEXT} 2>&1 | head -n 1; done"
+             {call} {OBJECT} {EMBEDDER}.Embed string:{TEXT} 2>&1 | head -n 1; touch /tmp/called; done"
         ),
     )?;
+    // Its shell may be slow to start.
+    container.until_says(&["ls", "/tmp"], "called")?;
     let read_only = format!("mount --bind {STORED} {STORED}; mount -o remount,bind,ro {STORED}");
     container.script(&read_only)?;
     container.run(&["dpkg", "--install", SUCCESSOR])?;
