@@ -4,13 +4,16 @@ answers is in here, and so is the clock, which stands where nothing waits for it
 import asyncio
 import os
 import selectors
+import signal
 import tempfile
+import threading
 from dataclasses import replace
+from unittest import mock
 
 import numpy as np
 from dbus_fast import Message, MessageType, Variant
 
-from op_dbus import AsyncEmbedder, AsyncJob, Properties, errors
+from op_dbus import AsyncEmbedder, AsyncJob, Embedder, Properties, errors
 from op_dbus._bus import CALLS_MAX, Bus
 from op_dbus.embeddings import from_reply
 
@@ -56,6 +59,8 @@ class Service:
             await self.goes_on.wait()
         else:
             await asyncio.sleep(self._seconds)
+        if not self.connected:
+            raise EOFError
         self.files += [inode(descriptor) for descriptor in message.unix_fds]
         if message.member == "StartEmbedFromFd":
             return answer(message, "o", ["/job"])
@@ -93,6 +98,21 @@ class Small(Service):
         reply = await super().call(message)
         is_large = sum(map(len, message.body[0])) > self._bytes_max
         return refusal(message, "TooLarge", "the call is large") if is_large else reply
+
+
+class Leaving(Service):
+    """One that can be left, by which calls under way fail, as dbus-fast's do."""
+
+    def send(self, message: Message) -> asyncio.Future:
+        self.sent.append(message)
+        return asyncio.get_running_loop().create_future()
+
+    def disconnect(self) -> None:
+        self.connected = False
+        self.goes_on.set()
+
+    async def wait_for_disconnect(self) -> None:
+        assert not self.connected
 
 
 def refusal(message: Message, name: str, sentence: str) -> Message:
@@ -305,6 +325,91 @@ async def a_result_waits_for_who_asks_again() -> None:
     assert asked == ["GetAll", "GetAll", "Fetch"] and job._fetching is None, asked
 
 
+def a_job_that_comes_when_its_thread_gives_up_ends() -> None:
+    """Nobody but the loop knows of it: its call has ended, and the thread has not heard of that."""
+    service = Leaving(seconds=0)
+
+    async def connect(_: str) -> Bus:
+        return Bus(service)
+
+    def give_up(number: int, _) -> None:
+        raise TimeoutError if number == signal.SIGUSR1 else KeyboardInterrupt
+
+    with mock.patch.object(Bus, "connect", connect):
+        embedder = Embedder()
+    start, main_thread = embedder._client.start, threading.main_thread().ident
+    for number, kind in ((signal.SIGUSR1, TimeoutError), (signal.SIGUSR2, KeyboardInterrupt)):
+        has_gone = threading.Event()
+
+        def interrupt() -> None:
+            signal.pthread_kill(main_thread, number)
+            assert has_gone.wait(60)
+
+        async def started(*asked, **options) -> AsyncJob:
+            job = await start(*asked, **options)
+            # The loop comes to this before it tells the thread.
+            asyncio.get_running_loop().call_soon(interrupt)
+            return job
+
+        embedder._client.start = started
+        service.sent.clear()
+        before = signal.signal(number, give_up)
+        with tempfile.TemporaryFile() as given:
+            try:
+                embedder.start(given)
+            except kind:
+                has_gone.set()
+            else:
+                raise AssertionError(f"no {kind.__name__}")
+        signal.signal(number, before)
+        # What was asked of the loop before is done then.
+        embedder._wait(asyncio.sleep(0))
+        said = [(message.member, message.path) for message in service.sent[1:]]
+        assert said == [("Cancel", "/job")], (kind, said)
+    embedder.close()
+
+
+async def who_closes_while_it_connects_has_left() -> None:
+    """Before a service that hangs goes on."""
+
+    async def left(moment: str, direct: bool = True) -> tuple:
+        """What ``connect`` ends with, and what was sent."""
+        bus, line, goes_on = Leaving(), Leaving(), asyncio.Event()
+
+        async def connect(_: str) -> Bus:
+            if moment == "connect":
+                await goes_on.wait()
+            return Bus(bus)
+
+        async def opened(_: Bus) -> Bus:
+            await goes_on.wait()
+            return Bus(line)
+
+        replaced = {"connect": connect} | ({"direct": opened} if moment == "opened" else {})
+        with mock.patch.multiple(Bus, **replaced):
+            embedder = AsyncEmbedder(direct=direct)
+            connecting = asyncio.create_task(embedder.connect())
+            await asyncio.sleep(1)
+            closing = asyncio.create_task(embedder.close())
+            await asyncio.sleep(1)
+            goes_on.set()
+            await asyncio.wait_for(closing, 60)
+            (found,) = await ended([connecting])
+            assert embedder._bus is None and embedder._line is None, moment
+            assert not bus.connected and line.connected == (moment != "opened"), moment
+            if moment == "opened":
+                await embedder.connect()
+                assert embedder._line is not None
+                await embedder.close()
+        return type(found), [message.member for message in bus.sent]
+
+    none = type(None)
+    assert await left("connect", direct=False) == (none, [])
+    assert await left("connect") == (none, [])
+    assert await left("OpenDirect") == (errors.NotReachable, ["OpenDirect"])
+    assert await left("opened") == (none, [])
+
+
 in_time_of_its_own(a_turn_is_not_the_deadline)
 in_time_of_its_own(the_rest_of_a_long_list_waits_for_room)
 in_time_of_its_own(what_was_too_large_is_not_tried_again)
@@ -313,3 +418,5 @@ in_time_of_its_own(calls_that_nobody_waits_for_are_not_sent)
 in_time_of_its_own(files_are_the_ones_that_were_given)
 in_time_of_its_own(a_job_that_nobody_knows_of_ends)
 in_time_of_its_own(a_result_waits_for_who_asks_again)
+in_time_of_its_own(who_closes_while_it_connects_has_left)
+a_job_that_comes_when_its_thread_gives_up_ends()

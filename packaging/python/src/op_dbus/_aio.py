@@ -53,6 +53,7 @@ class AsyncEmbedder:
         self._bus: Bus | None = None
         self._line: Bus | None = None
         self._connecting = asyncio.Lock()
+        self._leaving = False
         self._limits: Properties | None = None
         self._row_bytes: dict[tuple[Any, ...], int] = {}
         self._has_descriptors = True
@@ -80,15 +81,29 @@ class AsyncEmbedder:
             if self._bus is not None:
                 return
             self._bus = await Bus.connect(self._address)
-            if self._direct:
+            if self._direct and not self._leaving:
                 try:
                     self._line = await self._bus.direct()
                 except BaseException:
-                    await self.close()
+                    await self._leave()
                     raise
 
     async def close(self) -> None:
-        """Leaves the bus; calls under way fail, and the service forgets them."""
+        """Leaves the bus; calls under way fail, and the service forgets them.
+
+        Where ``connect`` is under way this waits for its end, so that no connection comes after it.
+        """
+        self._leaving = True
+        try:
+            if self._connecting.locked() and self._bus is not None:
+                # By this ``OpenDirect`` fails, which otherwise takes as long as the service does.
+                self._bus.close()
+            async with self._connecting:
+                await self._leave()
+        finally:
+            self._leaving = False
+
+    async def _leave(self) -> None:
         connections = (self._line, self._bus)
         self._line = self._bus = None
         for connection in connections:

@@ -220,16 +220,21 @@ class Bus:
             return
         reply = calling.result()
         _close(reply)
-        if reply.signature == "o" and self._connection.connected:
+        if reply.signature == "o":
+            self.end_job(reply.body[0])
+
+    def end_job(self, path: str) -> None:
+        """Ends a job that nobody holds, without waiting for that."""
+        # Where the connection breaks the job ends with it.
+        if self._connection.connected:
             unwanted = Message(
                 destination=NAME,
-                path=reply.body[0],
+                path=path,
                 interface=JOB,
                 member="Cancel",
                 flags=MessageFlag.NO_REPLY_EXPECTED,
             )
             sent = self._connection.send(unwanted)
-            # Where the connection breaks the job ends with it.
             sent.add_done_callback(lambda sent: sent.cancelled() or sent.exception())
 
 

@@ -111,6 +111,10 @@ class AsyncJob:
         """Ends the job, whatever it does."""
         await self._bus.call("Cancel", "", [], "", JOB, path=self.path)
 
+    def abandon(self) -> None:
+        """Ends the job, which came when who started it had gone; nobody waits for that."""
+        self._bus.end_job(self.path)
+
 
 def _told(fetching: asyncio.Task[Embeddings]) -> None:
     """Nobody may ask again, so that its error counts as heard."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import os
 import threading
 import warnings
@@ -121,7 +122,21 @@ class Embedder:
         self, source: Source, *, framing: Framing = "lines", **options: Unpack[Options]
     ) -> Job:
         """See :meth:`AsyncEmbedder.start`."""
-        return Job(self._wait(self._client.start(source, framing=framing, **options)), self._wait)
+        client = self._client
+        made: list[AsyncJob] = []
+
+        async def starting() -> AsyncJob:
+            made.append(await client.start(source, framing=framing, **options))
+            return made[0]
+
+        try:
+            return Job(self._wait(starting()), self._wait)
+        except BaseException:
+            # The job may have come at the moment when the wait ended: the loop knows. One that would come later
+            # ends with its call. A loop that is closed has left the bus, and the job ended with that.
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(_abandon, made)
+            raise
 
     def similarity(self, first: str, second: str) -> float:
         """See :meth:`AsyncEmbedder.similarity`."""
@@ -174,6 +189,11 @@ def _walked(texts: Iterable[str]) -> Iterable[str]:
     """The caller's texts, made on the caller's thread: a database's cursor works on no other, and what asks this
     client for its next text would there wait for itself. A ``str`` is the client's to refuse."""
     return texts if isinstance(texts, str) else list(texts)
+
+
+def _abandon(jobs: list[AsyncJob]) -> None:
+    for job in jobs:
+        job.abandon()
 
 
 def _run(loop: asyncio.AbstractEventLoop) -> None:
