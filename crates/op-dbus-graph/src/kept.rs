@@ -92,6 +92,15 @@ impl Kind {
     }
 }
 
+/// Waits until nobody else holds this folder, and keeps it from others until what is returned goes, be it that the
+/// process is killed; nothing where it can't be made or locked.
+pub fn lock(folder: &Path) -> Option<File> {
+    fs::create_dir_all(folder).ok()?;
+    let folder = File::open(folder).ok()?;
+    folder.lock().ok()?;
+    Some(folder)
+}
+
 /// Opens one to read it, or to map it. Who else may write it could change what has been verified, and end who has
 /// mapped it.
 ///

@@ -140,6 +140,10 @@ impl RuntimeStore {
         }
         let build = library.build()?;
         let writer = Writer::begin(&self.dir)?;
+        // Another pull may have ended since.
+        if let Ok(path) = self.verify_files(library) {
+            return Ok(path);
+        }
         // The wheel, which is never larger than what is in it, and the files.
         writer.require_space(build.bytes() * 2)?;
         let stage = writer.stage()?;

@@ -179,6 +179,10 @@ impl Store {
             return Ok(model);
         }
         let writer = Writer::begin(&self.dir)?;
+        // Another pull may have ended since.
+        if let Ok(model) = self.verify(&built_in.name) {
+            return Ok(model);
+        }
         let stage = writer.stage()?;
         let bring = || {
             let source = pull::fetch(built_in, &writer, &stage, options)?;

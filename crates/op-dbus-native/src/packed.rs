@@ -1,6 +1,6 @@
 //! Packed weights: mapped from a cache file, or packed now and left in the cache for the next time.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -60,10 +60,7 @@ impl Place {
     /// Waits until nobody else packs weights of this model, and keeps others from it until what is returned goes, be
     /// it that the process is killed; nothing where the folder can't be made or locked.
     pub fn lock(&self) -> Option<File> {
-        fs::create_dir_all(&self.folder).ok()?;
-        let folder = File::open(&self.folder).ok()?;
-        folder.lock().ok()?;
-        Some(folder)
+        kept::lock(&self.folder)
     }
 }
 

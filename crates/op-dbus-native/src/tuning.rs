@@ -118,16 +118,17 @@ pub(crate) fn tune(backend: &mut NativeBackend, options: &Options) {
     let digest = format!("{:x}", Sha256::digest(&key));
     let place =
         options.cache_dir.join("tuning").join(format!("{}.{}", &digest[..32], RECORDS.finished));
-    let earlier = match read(&place, &key) {
-        Ok(Some(Record { tuning, disturbed: 0 | MEASUREMENTS.., .. })) => {
-            return backend.set_tuning(tuning);
-        }
-        Ok(record) => record,
-        Err(error) => {
-            tracing::warn!(?place, %error, "the cached calibration can't be used; measuring anew");
-            None
-        }
-    };
+    let before = found(&place, &key);
+    if let Some((0 | MEASUREMENTS.., tuning)) = before {
+        return backend.set_tuning(tuning);
+    }
+    // Of workers that start together one measures, alone, and the others take what it has found. Where there are no
+    // locks each measures.
+    let _alone = kept::lock(place.parent().unwrap_or(&options.cache_dir));
+    let earlier = found(&place, &key);
+    if let Some((_, tuning)) = earlier.filter(|_| earlier != before) {
+        return backend.set_tuning(tuning);
+    }
     let (start, preempted) = (std::time::Instant::now(), preemptions());
     let Some(measured) = calibrate::measure(backend) else {
         tracing::warn!("the calibration failed; batches are computed as on an ordinary CPU");
@@ -139,7 +140,7 @@ pub(crate) fn tune(backend: &mut NativeBackend, options: &Options) {
     let (tuning, disturbed) = match earlier {
         _ if !is_disturbed => (measured, 0),
         None => (measured.or(measured), 1),
-        Some(earlier) => (measured.or(earlier.tuning), earlier.disturbed + 1),
+        Some((disturbed, tuning)) => (measured.or(tuning), disturbed + 1),
     };
     backend.set_tuning(tuning);
     let calibration_ms = took.as_millis();
@@ -163,6 +164,15 @@ pub(crate) fn tune(backend: &mut NativeBackend, options: &Options) {
     if let Err(error) = save(&place, &Record { version: VERSION, key, tuning, disturbed }) {
         tracing::warn!(?place, %error, "the calibration can't be cached for the next start");
     }
+}
+
+/// How often a calibration was disturbed, and what it found; nothing if there is none that can be used, which is told.
+fn found(place: &Path, key: &str) -> Option<(u32, Tuning)> {
+    let record = read(place, key).unwrap_or_else(|error| {
+        tracing::warn!(?place, %error, "the cached calibration can't be used; measuring anew");
+        None
+    })?;
+    Some((record.disturbed, record.tuning))
 }
 
 /// What a record says; nothing if there is none, or that of another version.
@@ -261,5 +271,31 @@ mod tests {
             let counted = if again { [0, disturbed + 1] } else { [disturbed; 2] };
             assert!(counted.contains(&then), "{disturbed}: {then}");
         }
+    }
+
+    /// As of workers that start together.
+    #[test]
+    #[cfg_attr(miri, ignore = "measures how fast this is")]
+    fn who_waits_for_another_ones_calibration_takes_it() {
+        let weights = Weights::new(SIZES[2], 1);
+        let folder = tempfile::tempdir().unwrap();
+        let mut options = options(&weights.encoder(), Isa::best(), Precision::F32, 1);
+        options.cache_dir = folder.path().to_owned();
+        let mut first = backend(&weights, Isa::best(), Precision::F32, 1);
+        let mut second = backend(&weights, Isa::best(), Precision::F32, 1);
+        tune(&mut first, &options);
+        let records = folder.path().join("tuning");
+        let place = fs::read_dir(&records).unwrap().next().unwrap().unwrap().path();
+        let found = || serde_json::from_slice::<Record>(&fs::read(&place).unwrap()).unwrap();
+        let record = found();
+        fs::remove_file(&place).unwrap();
+        let alone = kept::lock(&records).unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| tune(&mut second, &options));
+            let tuning = Tuning { strip: 95, ..Tuning::default() };
+            save(&place, &Record { disturbed: 0, tuning, ..record }).unwrap();
+            drop(alone);
+        });
+        assert_eq!(found().tuning.strip, 95, "it has measured as well");
     }
 }
