@@ -30,6 +30,7 @@ tests! {
         leaves_it_to_the_next("wrong_above_tokens=16", &["can't be trusted on", "one of 3 in a batch"]),
     one_that_is_lost_now_and_then_loses_no_call: [Bus, Low, Ggml],
     one_that_is_lost_again_and_again_is_left_without_a_lost_call: [Bus, Low, Ggml],
+    one_that_fails_whatever_it_is_asked_is_left_without_a_lost_call: [Bus, Low, Ggml],
     one_that_hangs_once_is_replaced: [Bus, Low, Ggml],
     one_that_hangs_whenever_it_is_asked_is_left_and_comes_back: [Bus, Low, Ggml],
     a_successor_that_takes_long_starves_no_watchdog: [Bus, Low, Ggml],
@@ -86,19 +87,28 @@ async fn one_that_is_lost_now_and_then_loses_no_call() -> Outcome {
 /// Its workers compute some batches each: few, or many and fewer than one that is lost has texts.
 async fn one_that_is_lost_again_and_again_is_left_without_a_lost_call() -> Outcome {
     let short: Vec<String> = (0..400).map(|n| format!("disk {n}")).collect();
-    for (faults, texts) in [("die_on_batch=9", much()), ("die_on_batch=40", short)] {
-        let bus = PrivateBus::start().await?;
-        let setup = with_fallback(faults)?;
-        let daemon = setup.ready(&bus).await?;
-        let load = Load::start(&bus, &texts).await?;
-        assert_eq!(daemon.state(|state| state == "degraded").await?, "degraded");
-        let reason = fell_back(&daemon).await?;
-        assert!(reason.contains("ggml lost 2 batches of late (the worker was lost: "), "{reason}");
-        assert_eq!(fallbacks(&daemon).await?, (1, 1));
-        load.stop().await?;
-        daemon.stop().await?;
-    }
-    Ok(())
+    is_left_under_load("die_on_batch=9", &much(), "").await?;
+    is_left_under_load("die_on_batch=40", &short, "").await
+}
+
+/// As in a context of CUDA's in which a kernel has failed: its workers live on, and compute nothing.
+async fn one_that_fails_whatever_it_is_asked_is_left_without_a_lost_call() -> Outcome {
+    is_left_under_load("fail_from_batch=9", &much(), "it failed a batch (it was told").await
+}
+
+/// One with `faults` is left for the CPU while clients call, for a loss that is told by words that begin so.
+async fn is_left_under_load(faults: &str, texts: &[String], why: &str) -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let setup = with_fallback(faults)?;
+    let daemon = setup.ready(&bus).await?;
+    let load = Load::start(&bus, texts).await?;
+    assert_eq!(daemon.state(|state| state == "degraded").await?, "degraded");
+    let reason = fell_back(&daemon).await?;
+    let lost = format!("ggml lost 2 batches of late (the worker was lost: {why}");
+    assert!(reason.contains(&lost), "{reason}");
+    assert_eq!(fallbacks(&daemon).await?, (1, 1));
+    load.stop().await?;
+    daemon.stop().await
 }
 
 /// What its proof may take on a busy machine is what a batch may take here.

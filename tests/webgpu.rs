@@ -1,6 +1,6 @@
 //! WebGPU, the way of a GPU with memory of its own, on a device that the CPU plays: SwiftShader, which
 //! Chromium brings. ONNX Runtime looks for graphics cards in `/sys/class/drm` alone, so each daemon is
-//! shown one, in a mount namespace of its own.
+//! shown one or two, in a mount namespace of its own.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -26,23 +26,27 @@ tests! {
     webgpu_serves_with_the_models_vectors: [Bus, Root, WebGpu],
     webgpu_without_a_device_leaves_it_to_the_chain: [Bus, Root, WebGpu],
     webgpu_and_the_cpu_share_the_work: [Bus, Root, WebGpu],
+    two_devices_and_the_cpu_change_under_load: [Bus, Root, WebGpu],
+    one_of_two_devices_is_killed_under_load: [Bus, Root, WebGpu],
     webgpu_comes_goes_and_is_killed_under_load: [Bus, Root, WebGpu],
     webgpu_that_hangs_is_left_and_comes_back: [Bus, Root, WebGpu],
     webgpu_memory_is_at_its_plateau_when_it_is_ready: [Bus, Root, WebGpu],
     webgpu_replays_what_it_recorded: [Bus, Root, WebGpu],
 }
 
-/// A card of AMD's, and `device` as the driver of it.
-fn with_card(device: &Path) -> String {
+/// So many cards of AMD's, and `device` as the driver of all.
+fn with_cards(count: usize, device: &Path) -> String {
     let driver = serde_json::json!({
         "file_format_version": "1.0.0",
         "ICD": { "library_path": device, "api_version": "1.0.5" },
     });
     format!(
         "mount -t tmpfs none /sys/class
-         card=/sys/class/drm/card0/device
-         mkdir -p $card
-         echo 0x1002 > $card/vendor; echo 0x15bf > $card/device; echo 0x030000 > $card/class
+         for number in $(seq 0 $(({count} - 1))); do
+             card=/sys/class/drm/card$number/device
+             mkdir -p $card
+             echo 0x1002 > $card/vendor; echo 0x15bf > $card/device; echo 0x030000 > $card/class
+         done
          mount -t tmpfs none /etc/vulkan
          mkdir /etc/vulkan/icd.d
          echo '{driver}' > /etc/vulkan/icd.d/card.json
@@ -50,15 +54,20 @@ fn with_card(device: &Path) -> String {
     )
 }
 
-/// A daemon that sees a card with this driver.
-async fn start(setup: &Setup, device: &str, bus: &PrivateBus) -> Outcome<Daemon> {
-    let command = in_own_mounts(&with_card(Path::new(device)), &setup.command(bus)?);
+/// A daemon that sees so many cards with this driver.
+async fn start(setup: &Setup, (cards, device): (usize, &str), bus: &PrivateBus) -> Outcome<Daemon> {
+    let command = in_own_mounts(&with_cards(cards, Path::new(device)), &setup.command(bus)?);
     setup.start_command(command, bus).await
 }
 
-/// The same, with SwiftShader, once it is ready.
+/// A daemon that sees one card, with SwiftShader, once it is ready.
 async fn ready(setup: &Setup, bus: &PrivateBus) -> Outcome<Daemon> {
-    let daemon = start(setup, VULKAN_DEVICE, bus).await?;
+    ready_with(1, setup, bus).await
+}
+
+/// The same, with so many cards.
+async fn ready_with(cards: usize, setup: &Setup, bus: &PrivateBus) -> Outcome<Daemon> {
+    let daemon = start(setup, (cards, VULKAN_DEVICE), bus).await?;
     assert_eq!(daemon.settled().await?, "ready", "{}", daemon.process.stderr());
     Ok(daemon)
 }
@@ -104,7 +113,7 @@ async fn webgpu_without_a_device_leaves_it_to_the_chain() -> Outcome {
     let bus = PrivateBus::start().await?;
     let setup = tiny().await?.setting("execution_provider", "webgpu");
     let setup = setup.env("OP_DBUS_FALLBACK", "cuda,cpu");
-    let daemon = start(&setup, "/nonexistent/driver.so", &bus).await?;
+    let daemon = start(&setup, (1, "/nonexistent/driver.so"), &bus).await?;
     assert_eq!(daemon.settled().await?, "degraded");
     let (active, reason) = provider(&daemon).await?;
     assert_eq!(active, "cpu");
@@ -115,14 +124,17 @@ async fn webgpu_without_a_device_leaves_it_to_the_chain() -> Outcome {
     daemon.stop().await
 }
 
+/// The device of each worker.
+async fn devices(daemon: &Daemon) -> Outcome<Vec<String>> {
+    Ok(workers(daemon).await?.into_iter().map(|(device, ..)| device).collect())
+}
+
 async fn webgpu_and_the_cpu_share_the_work() -> Outcome {
     let bus = PrivateBus::start().await?;
     let setup = tiny().await?.setting("execution_provider", "webgpu").setting("offload", "auto");
     let daemon = ready(&setup, &bus).await?;
     is_webgpu(&provider(&daemon).await?);
-    let devices: Vec<String> =
-        workers(&daemon).await?.into_iter().map(|(device, ..)| device).collect();
-    assert_eq!(devices, ["webgpu:0", "cpu:0"]);
+    assert_eq!(devices(&daemon).await?, ["webgpu:0", "cpu:0"]);
     let (client, texts) = (daemon.client(), golden::plain_texts()?);
     let expected = client.vectors(&texts).await?;
     // Who has a batch done first is a matter of the machine; here it is not the CPU.
@@ -142,6 +154,49 @@ async fn webgpu_and_the_cpu_share_the_work() -> Outcome {
     let computed = reply.info::<String>("provider")?;
     assert!(["webgpu,cpu", "cpu,webgpu", "webgpu"].contains(&computed.as_str()), "{computed}");
     assert_near(&reply.vectors[..expected.len()], &expected, 0.9999);
+    daemon.stop().await
+}
+
+async fn two_devices_and_the_cpu_change_under_load() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let setup = strict().await?.setting("gpu_device", "0,1").setting("offload", "auto");
+    let daemon = ready_with(2, &setup, &bus).await?;
+    assert_eq!(devices(&daemon).await?, ["webgpu:0", "webgpu:1", "cpu:0"]);
+    let load = Load::start(&bus, &much()).await?;
+    for wanted in [&["1"][..], &["0", "1"]] {
+        daemon.client().manager.set_devices(wanted).await?;
+        let mut expected: Vec<String> = wanted.iter().map(|one| format!("webgpu:{one}")).collect();
+        expected.push("cpu:0".to_owned());
+        // Those from before are listed until their last batch is done.
+        let are_alone = async || Ok(devices(&daemon).await? == expected);
+        eventually("the workers of these devices alone", are_alone).await?;
+    }
+    load.stop().await?;
+    is_webgpu(&provider(&daemon).await?);
+    daemon.stop().await
+}
+
+async fn one_of_two_devices_is_killed_under_load() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let setup = strict().await?.setting("gpu_device", "0,1");
+    let daemon = ready_with(2, &setup, &bus).await?;
+    assert_eq!(devices(&daemon).await?, ["webgpu:0", "webgpu:1"]);
+    let load = Load::start(&bus, &much()).await?;
+    let [(_, lost, _), (_, other, before)] = workers(&daemon).await?[..] else {
+        return Err("not two workers".into());
+    };
+    send(Signal::SIGKILL, lost).await?;
+    let has_computed = async || Ok(workers(&daemon).await?[1].2 > before);
+    eventually("a batch on the other device", has_computed).await?;
+    // Whoever takes its place counts its batches on.
+    let (.., of_lost) = workers(&daemon).await?[0];
+    eventually("another worker that computes", async || {
+        let (_, pid, batches) = workers(&daemon).await?[0];
+        Ok(pid != lost && batches > of_lost)
+    })
+    .await?;
+    assert_eq!(workers(&daemon).await?[1].1, other);
+    load.stop().await?;
     daemon.stop().await
 }
 

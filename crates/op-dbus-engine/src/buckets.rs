@@ -53,7 +53,7 @@ impl Buckets {
     }
 
     /// Rows of a full batch of this sequence length.
-    fn full(&self, length: usize) -> usize {
+    pub(crate) fn full(&self, length: usize) -> usize {
         let length = length.max(1);
         let square = (length as u64).saturating_mul(length as u64);
         let attention = usize::try_from(self.attention_max / square).unwrap_or(usize::MAX);

@@ -24,6 +24,8 @@ pub struct Faults {
     pub nan_on_batch: Option<u64>,
     /// Report `Failed` on this batch.
     pub fail_on_batch: Option<u64>,
+    /// Report `Failed` on this batch and all later ones, as a driver does in whose context a kernel has failed.
+    pub fail_from_batch: Option<u64>,
     /// Report `OutOfMemory` for batches with more rows than this.
     pub oom_above_rows: Option<usize>,
     /// Answer with other vectors for batches with more tokens than this.
@@ -45,6 +47,9 @@ impl Faults {
         }
         if self.fail_on_batch == Some(n) {
             return Err(BackendError::Failed(format!("it was told to fail batch {n}")));
+        }
+        if let Some(first) = self.fail_from_batch.filter(|first| n >= *first) {
+            return Err(BackendError::Failed(format!("it was told to fail from batch {first} on")));
         }
         if let Some(limit) = self.oom_above_rows.filter(|limit| batch.rows() > *limit) {
             let rows = batch.rows();
@@ -87,7 +92,7 @@ fn fault(word: &str) -> Result<(&str, i64), String> {
         .ok_or_else(|| format!("{word:?} is no `fault=number`, as oom_above_rows=4 is"))?;
     let name = name.trim();
     match number.trim().parse() {
-        Ok(0) if name.ends_with("_on_batch") => {
+        Ok(0) if name.ends_with("_batch") => {
             Err(format!("{word:?} names no batch: they are counted from 1"))
         }
         Ok(number) => Ok((name, number)),
@@ -156,6 +161,7 @@ mod tests {
             ("die_on_batch=x", "no number"),
             ("oom_above_rows=-1", "integer `-1`"),
             ("nan_on_batch = 0", "from 1"),
+            ("fail_from_batch=0", "from 1"),
         ] {
             let message = text.parse::<Faults>().unwrap_err();
             assert!(message.contains(part), "{message}");

@@ -127,7 +127,12 @@ pub(crate) fn measure(
     let clock = shared.scheduler.clock;
     let (began_us, mut costs) = (clock.now_us(), Vec::new());
     let (pool, probe) = (&shared.pools[place.pool].batch, &shared.probe);
-    let rows_max = pool.rows_max.min(pool.tokens_max / probe.len().max(1)).max(1);
+    // No larger than the batches of callers: of other shapes nothing is prepared, and none is asked for.
+    let &Description { batch_tokens, buckets, .. } = backend.description();
+    let tokens_max = if batch_tokens > 0 { batch_tokens } else { usize::MAX };
+    let shaped = buckets.map_or(usize::MAX, |buckets| buckets.full(buckets.length(probe.len())));
+    let rows_max = tokens_max.min(pool.tokens_max) / probe.len().max(1);
+    let rows_max = rows_max.min(pool.rows_max).min(shaped).max(1);
     let mut rows = 1;
     while rows <= rows_max && clock.now_us() - began_us < MEASURE_MAX_US {
         let lengths = vec![i32::try_from(probe.len()).unwrap_or(i32::MAX); rows];

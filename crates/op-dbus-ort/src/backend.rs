@@ -244,6 +244,16 @@ impl OrtBackend {
         self.compute(&Batch { ids: &ids, lengths: &lengths }, &mut out, shrink)
     }
 
+    /// Gives up what is kept of batches.
+    fn let_go(&mut self) {
+        self.rows.clear();
+        match &mut self.feed {
+            Feed::Compiled => {}
+            Feed::Bound(buffers) => buffers.clear(),
+            Feed::Own(feed) => feed.clear(),
+        }
+    }
+
     pub(crate) fn compute(
         &mut self,
         batch: &Batch<'_>,
@@ -343,18 +353,15 @@ impl Backend for OrtBackend {
         let bytes =
             |of: &Self| of.memory().arena.filter(|_| separate).map_or(0, |arena| arena.bytes);
         let before = bytes(self);
+        // An arena gives back what nothing lies in.
+        self.let_go();
         if self.shrink.is_some()
             && let Err(error) = self.run_any(true)
         {
             // A provider without an arena of this kind says so before it runs anything.
             tracing::debug!(%error, "the runtime's arenas did not shrink");
         }
-        self.rows.clear();
-        match &mut self.feed {
-            Feed::Compiled => {}
-            Feed::Bound(buffers) => buffers.clear(),
-            Feed::Own(feed) => feed.clear(),
-        }
+        self.let_go();
         let given_back = before.saturating_sub(bytes(self));
         Ok(Footprint { given_back, ..Footprint::default() })
     }

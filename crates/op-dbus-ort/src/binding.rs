@@ -214,7 +214,7 @@ impl Buffers {
         self.recorder.as_ref().map(|_| self.replays)
     }
 
-    /// Batches by whether there were buffers of their shape.
+    /// Batches by whether there were buffers for all that they have.
     pub fn counts(&self) -> BufferUse {
         self.counts
     }
@@ -247,13 +247,11 @@ impl Buffers {
         session: &Session,
         (shape, given): ([usize; 2], &[Input<'_>]),
     ) -> ort::Result<&mut Bound> {
-        let mut bound = match self.bound.iter().position(|bound| bound.shape == shape) {
-            Some(at) => {
-                self.counts.found += 1;
-                self.bound.remove(at)
-            }
+        let at = self.bound.iter().position(|bound| bound.shape == shape);
+        let mut found = at.is_some();
+        let mut bound = match at {
+            Some(at) => self.bound.remove(at),
             None => {
-                self.counts.made += 1;
                 if self.bound.len() >= SHAPES_MAX {
                     let oldest = self.bound.iter().position(|bound| bound.recording.is_none());
                     self.bound.remove(oldest.unwrap_or(0));
@@ -264,6 +262,7 @@ impl Buffers {
         for (Input { name, dims, data }, staged) in given.iter().zip(&mut bound.inputs) {
             // Rows that are not padded have as many tokens as they have.
             if staged.memory.extract_tensor().1.len() != data.len() {
+                found = false;
                 *staged = self.staged(dims)?;
                 if !self.memory.is_separate() {
                     staged.bind_input(&mut bound.binding, name)?;
@@ -271,6 +270,8 @@ impl Buffers {
             }
             staged.memory.extract_tensor_mut().1.copy_from_slice(data);
         }
+        self.counts.found += u64::from(found);
+        self.counts.made += u64::from(!found);
         self.bound.push(bound);
         self.bound.last_mut().ok_or_else(|| ort::Error::new("no buffers are bound"))
     }

@@ -21,7 +21,7 @@ use super::worker::{self, Blueprint, Crew, workers};
 use super::{Error, Means, ignored};
 use crate::devices;
 use crate::settings::options::fleet;
-use crate::settings::{CpuEngine, Loaded, Offload, Precision, Provider, Settings};
+use crate::settings::{CpuEngine, Devices, Loaded, Offload, Precision, Provider, Settings};
 use draft::{Draft, installed, simulated};
 use explained::{explained, with_origin};
 
@@ -215,7 +215,8 @@ fn start(
         }
     }
     let factory = |host: &Host| spawner(&blueprint(host, precision), settings);
-    let devices = all::devices(&host, means.devices.as_deref(), factory).map_err(explained)?;
+    let known = || all::known(means.devices.as_deref());
+    let devices = all::devices(&host, known, factory).map_err(explained)?;
     host.devices = devices.clone().unwrap_or_else(|| vec![0]);
     let mut pools = vec![pool(&host, precision, reference)];
     let mut places = Vec::new();
@@ -373,10 +374,12 @@ fn batch_limits(settings: &Settings, host: &Host) -> BatchLimits {
 }
 
 /// How long the service manager has to allow for the first load: each provider that is asked for may take
-/// its time before the next one is tried, and one that is tried in two precisions twice as long.
+/// its time before the next one is tried, and one that is tried in two precisions twice as long. Where all devices are
+/// asked for the first one is loaded before, to tell how many there are.
 pub(crate) fn start_time_max(settings: &Settings) -> Duration {
     // Reading and checking the files comes on top of what the workers may take.
     let one = Duration::from_secs(settings.load_timeout_s + 30);
     let again = usize::from(settings.precision == Precision::Auto);
-    one * u32::try_from(1 + settings.fallback.len() + again).unwrap_or(u32::MAX)
+    let each = if settings.gpu_device == Devices::All { 2 } else { 1 };
+    one * u32::try_from(each * (1 + settings.fallback.len() + again)).unwrap_or(u32::MAX)
 }

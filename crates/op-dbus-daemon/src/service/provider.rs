@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use op_dbus_models::{RuntimeStore, manifest, named, runtime};
 
 use super::served::Served;
+use crate::devices::is_same;
 use crate::settings::options::{self, Told, fleet};
 use crate::settings::{CpuEngine, Devices, Loaded, Precision, Provider, Settings};
 use crate::text_file::{self, Unusable};
@@ -86,16 +87,17 @@ pub fn host(provider: Provider, loaded: &Loaded, own_graph: Option<&str>) -> Res
             loaded.origin("cpu_engine")
         ));
     }
+    // `gpu_device` names devices of what was asked for. Who falls back to others has the first: of a fleet the first
+    // endpoint, while the others stand by.
+    let asked_for = candidates(settings).first().map(|asked| format!("{asked}:0"));
+    let is_asked_for = asked_for.is_some_and(|asked| is_same(&asked, &format!("{provider}:0")));
     let devices = match gpu_device {
+        Devices::List(_) if !is_asked_for => vec![0],
         Devices::List(numbers) => numbers.clone(),
         // How many there are is known to the provider alone; a worker will tell.
         Devices::All => Vec::new(),
     };
     if provider == Provider::Remote {
-        // `gpu_device` names devices of what was asked for. Who falls back to a fleet has its first
-        // endpoint, and the others stand by.
-        let asked_for = settings.execution_provider == provider;
-        let devices = if asked_for || devices.is_empty() { devices } else { vec![0] };
         return remote(loaded, own_graph, devices);
     }
     let (store, here) = (store(settings), named(&settings.model_dir));

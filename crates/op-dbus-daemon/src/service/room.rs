@@ -1,4 +1,4 @@
-//! The free memory of devices, followed for the engine in force where it has a choice of devices.
+//! The free memory of devices, followed for every engine that has a choice of them.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -11,14 +11,14 @@ use crate::devices::{Device, is_same};
 const EVERY: Duration = Duration::from_secs(5);
 
 impl Service {
-    /// Tells the engine in force what is free on its devices, for as long as the service lives. Drivers
-    /// are asked while calls come, and where there is more than one device.
+    /// Tells engines, in force or beside it, what is free on their devices, for as long as the service lives.
+    /// Drivers are asked while calls come, and where there is more than one device.
     pub async fn follow_memory(self) {
         let Some(devices) = &self.0.means.devices else { return };
         let mut changes = self.watch();
         loop {
-            let served = changes.borrow_and_update().served().cloned();
-            if let Some(served) = served {
+            changes.mark_unchanged();
+            for served in self.engines() {
                 let used = devices_of(&served);
                 let idle = served.engine.idle_for().is_some_and(|idle| idle > EVERY);
                 if used.len() > 1 && !idle {

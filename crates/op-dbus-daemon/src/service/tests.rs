@@ -22,7 +22,7 @@ use op_dbus_engine::{
 use op_dbus_models::Level;
 
 use super::provider::{candidates, host, none_left};
-use super::{Choice, Error, Means, Options, Phase, Request, Service, Spawner};
+use super::{Choice, Error, Means, Options, Phase, Request, Service, Spawner, start_time_max};
 use crate::settings::{Loaded, Provider, Settings, Sources};
 
 fn loaded(root: &tempfile::TempDir, flags: &[(&str, &str)]) -> Loaded {
@@ -362,4 +362,26 @@ fn providers_are_chosen_and_reasons_told() {
     assert!(strict.contains("fallback is none"), "{strict}");
     let all = none_left(&with("auto", "none").settings, &["cpu does not work".to_owned()]);
     assert_eq!(all, "cpu does not work");
+}
+
+#[test]
+fn numbers_of_devices_are_of_what_was_asked_for() {
+    let root = tempfile::tempdir().unwrap();
+    let devices = |asked_for: &str, numbers: &str, provider| {
+        let chosen = [("execution_provider", asked_for), ("gpu_device", numbers)];
+        let more = [("cpu_engine", "native"), ("runtime", "/own.so")];
+        host(provider, &loaded(&root, &[chosen, more].concat()), None).unwrap().devices
+    };
+    assert_eq!(devices("ggml", "1,2", Provider::Ggml), [1, 2]);
+    assert_eq!(devices("coreml", "1,2", Provider::Ggml), [0]);
+    assert_eq!(devices("tensorrt", "1,2", Provider::Cuda), [1, 2], "these are the same cards");
+    assert_eq!(devices("auto", "1", Provider::Cuda), [1]);
+    assert!(devices("coreml", "all", Provider::Ggml).is_empty(), "how many, a worker tells");
+}
+
+#[test]
+fn a_start_may_take_longer_where_the_first_device_is_asked_for_the_others() {
+    let root = tempfile::tempdir().unwrap();
+    let time = |devices| start_time_max(&loaded(&root, &[("gpu_device", devices)]).settings);
+    assert_eq!(time("all"), 2 * time("0"));
 }

@@ -71,7 +71,8 @@ pub const ROWS: &[Row] = &[
         key: "gpu_device",
         kind: Kind::Devices,
         default: "0",
-        doc: "Which devices of the provider are used, by number.",
+        doc: "Which devices of the provider are used, by number. One that runs in its place, with \
+              other devices, uses its first, or with `all` each.",
         scope: Scope::Runtime,
         ..Row::of(Group::Provider)
     },

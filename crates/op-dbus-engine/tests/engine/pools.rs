@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use op_dbus_engine::sim::{Faults, Faulty, SimBackend};
 use op_dbus_engine::{
-    Backend, BackendError, BackendFactory, BatchCost, Call, Engine, EngineConfig, Limits, Pool,
-    Tokenizer, WorkerState,
+    Backend, BackendError, BackendFactory, Batch, BatchCost, BatchLimits, Buckets, Call,
+    Description, Engine, EngineConfig, Limits, Pool, Tokenizer, WorkerState,
 };
 
 use crate::around::around;
@@ -61,6 +61,44 @@ async fn a_pool_that_leaves_all_to_another_is_measured_anew() {
     assert_eq!(provider().await, "cpu");
     let comes_back = async { while provider().await != "device" {} };
     tokio::time::timeout(Duration::from_secs(60), comes_back).await.unwrap();
+}
+
+/// A simulator that tells how large its batches are to be, and notes how large they were.
+struct Told {
+    sim: SimBackend,
+    description: Description,
+    largest: Arc<AtomicUsize>,
+}
+
+impl Backend for Told {
+    fn description(&self) -> &Description {
+        &self.description
+    }
+
+    fn run(&mut self, batch: &Batch<'_>, out: &mut [f32]) -> Result<(), BackendError> {
+        self.largest.fetch_max(batch.tokens(), Ordering::Relaxed);
+        self.sim.run(batch, out)
+    }
+}
+
+#[tokio::test]
+async fn what_is_measured_at_the_start_is_no_larger_than_what_callers_send() {
+    let (tokens_max, attention_max, rows_max, length_max) = (200, 1 << 20, 64, INPUT_MAX);
+    let buckets = Buckets { tokens_max, attention_max, rows_max, length_max, packed: false };
+    for (batch_tokens, buckets) in [(tokens_max, None), (0, Some(buckets))] {
+        let largest = Arc::new(AtomicUsize::new(0));
+        let seen = Arc::clone(&largest);
+        let device = Pool::new(Box::new(move |_| {
+            let sim = SimBackend::new(DIMENSIONS);
+            let description = Description { batch_tokens, buckets, ..sim.description().clone() };
+            Ok(Box::new(Told { sim, description, largest: Arc::clone(&seen) }))
+        }));
+        let device = Pool { batch: BatchLimits::accelerator(None), ..device };
+        let engine = mixed(vec![device, pool("cpu", 0)]);
+        assert!(!engine.known_costs()[0].is_empty(), "nothing was measured");
+        let largest = largest.load(Ordering::Relaxed);
+        assert!(largest <= tokens_max, "{largest} tokens in a batch");
+    }
 }
 
 /// The first batch with a "!" of each ends when that of the other has begun: neither has all of the work,

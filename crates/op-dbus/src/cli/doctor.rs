@@ -190,7 +190,8 @@ impl Examination {
         let mut checks = machine::checks(&self.root, facts);
         if let Some(driver) = facts.driver {
             let listed = self.listed.get_or_init(machine::listed).await;
-            checks.extend(listed.as_ref().map(|listed| machine::capability(driver, listed)));
+            let named = &self.loaded.settings.gpu_device;
+            checks.extend(listed.as_ref().map(|told| machine::capability(driver, told, named)));
         }
         checks.extend(nodes::checks(&self.root, facts, nodes::may_open));
         let loader = self.loader.as_ref();

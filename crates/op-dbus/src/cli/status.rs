@@ -264,6 +264,7 @@ pub(super) fn device_line(device: &Value) -> Option<String> {
     parts.extend(number("utilisation_percent").map(|percent| format!("{percent:.0} % busy")));
     parts.extend(number("temperature_celsius").map(|celsius| format!("{celsius:.0} °C")));
     parts.extend(number("power_watts").map(|watts| format!("{watts:.0} W")));
+    parts.extend(number("energy_joules").map(|joules| format!("{:.1} kWh", joules / 3.6e6)));
     parts.extend(device["problem"].as_str().map(|problem| printable(problem, 200)));
     if parts.is_empty() {
         return None;

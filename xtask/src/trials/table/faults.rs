@@ -84,8 +84,9 @@ pub const TRIALS: &[Trial] = &[
             "providers::a_device_that_stays_bad_is_left_and_comes_back",
             "devices::a_damaged_library_of_the_driver_takes_nobody_along",
             "offload::calls_outlive_a_device_that_is_killed_and_lost",
+            "failing_devices::one_that_fails_whatever_it_is_asked_is_left_without_a_lost_call",
         ]),
-        rest: "a GPU: sticky errors of CUDA",
+        rest: "a GPU: CUDA's own sticky errors",
     },
     Trial {
         number: "T13",

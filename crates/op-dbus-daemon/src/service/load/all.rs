@@ -10,10 +10,10 @@ use crate::settings::Provider;
 /// how many there are, or else drivers do; none where neither can.
 ///
 /// # Errors
-/// What was made for the first one could not be had.
+/// What was made for the first one could not be had, and drivers tell of no other.
 pub(super) fn devices(
     host: &Host,
-    reader: Option<&Reader>,
+    known: impl FnOnce() -> Vec<Device>,
     factory: impl FnOnce(&Host) -> BackendFactory,
 ) -> Result<Option<Vec<u32>>, BackendError> {
     if !host.devices.is_empty() {
@@ -21,11 +21,19 @@ pub(super) fn devices(
     }
     let first = Host { devices: vec![0], ..host.clone() };
     let factory = factory(&first);
-    let backend = op_dbus_engine::once_more(|| factory(0))?;
-    let told = backend.description().devices;
-    let known = || reader.and_then(|reader| devices::read_blocking(reader).ok());
-    let known = || known().unwrap_or_default();
-    Ok(numbers(host.provider, told, known))
+    match op_dbus_engine::once_more(|| factory(0)) {
+        Ok(backend) => Ok(numbers(host.provider, backend.description().devices, known)),
+        // Another one may compute; where none does, the workers say so again.
+        Err(error) => {
+            let several = numbers(host.provider, 0, known).filter(|numbers| numbers.len() > 1);
+            several.map(Some).ok_or(error)
+        }
+    }
+}
+
+/// The devices that drivers tell of; none where nobody asks them.
+pub(super) fn known(reader: Option<&Reader>) -> Vec<Device> {
+    reader.and_then(|reader| devices::read_blocking(reader).ok()).unwrap_or_default()
 }
 
 /// The numbers of all devices of `provider`, which tells of so many, or of those that drivers know.
@@ -76,21 +84,35 @@ pub(super) fn warn(provider: Provider) {
 
 #[cfg(test)]
 mod tests {
-    use op_dbus_engine::Description;
     use op_dbus_engine::sim::SimBackend;
+    use op_dbus_engine::{Description, LoadErrorKind};
 
     use super::*;
     use crate::service::costs;
 
     #[test]
     fn all_devices_are_those_of_the_driver_where_the_provider_does_not_tell() {
-        let known = || {
-            let device = |name: &str| Device { name: name.to_owned(), ..Device::default() };
-            ["cpu:0", "cuda:0", "cuda:1"].map(device).to_vec()
+        assert_eq!(numbers(Provider::TensorRt, 0, two_cards), Some(vec![0, 1]));
+        assert_eq!(numbers(Provider::Cuda, 3, two_cards), Some(vec![0, 1, 2]));
+        assert_eq!(numbers(Provider::WebGpu, 0, two_cards), None);
+    }
+
+    fn two_cards() -> Vec<Device> {
+        let device = |name: &str| Device { name: name.to_owned(), ..Device::default() };
+        ["cpu:0", "cuda:0", "cuda:1"].map(device).to_vec()
+    }
+
+    #[test]
+    fn a_first_device_that_does_not_load_leaves_the_others_of_the_driver() {
+        let all = Host { devices: Vec::new(), ..costs::tests::blueprint().host };
+        let error = || BackendError::Load {
+            kind: LoadErrorKind::ProviderUnavailable,
+            message: "it is ill".to_owned(),
         };
-        assert_eq!(numbers(Provider::TensorRt, 0, known), Some(vec![0, 1]));
-        assert_eq!(numbers(Provider::Cuda, 3, known), Some(vec![0, 1, 2]));
-        assert_eq!(numbers(Provider::WebGpu, 0, known), None);
+        let ill = |_: &Host| -> BackendFactory { Box::new(move |_| Err(error())) };
+        assert_eq!(devices(&all, two_cards, ill), Ok(Some(vec![0, 1])));
+        let one_card = || two_cards()[..2].to_vec();
+        assert_eq!(devices(&all, one_card, ill), Err(error()));
     }
 
     #[test]
@@ -101,9 +123,9 @@ mod tests {
             Box::new(|_| Ok(Box::new(SimBackend::new(8))))
         };
         let all = Host { devices: Vec::new(), ..named.clone() };
-        assert_eq!(devices(&all, None, factory).unwrap(), Some(vec![0]));
+        assert_eq!(devices(&all, Vec::new, factory).unwrap(), Some(vec![0]));
         let named = Host { devices: vec![3, 1], ..named };
-        assert_eq!(devices(&named, None, |_| unreachable!()).unwrap(), Some(vec![3, 1]));
+        assert_eq!(devices(&named, Vec::new, |_| unreachable!()).unwrap(), Some(vec![3, 1]));
     }
 
     #[test]

@@ -1,8 +1,12 @@
 //! What an unload and a trim reach, and what they wait for.
 
-use op_dbus_engine::{Absence, Presence};
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+
+use op_dbus_engine::{Absence, ArenaUse, Batch, Description, MemoryUse, Presence};
 
 use super::*;
+use crate::devices::Reader;
 use crate::service::memory::unloaded;
 
 /// Callers are let in before that has begun.
@@ -160,4 +164,57 @@ async fn engines_that_the_traffic_has_left_are_told_of_while_they_have_workers()
     assert!(!Arc::ptr_eq(&service.with_workers()[0], &left), "what is in force comes first");
     left.engine.unload().await;
     assert!(!is_told());
+}
+
+/// A simulator on a card of its own, of which a batch takes a gigabyte.
+struct OnCard(SimBackend, Description);
+
+impl Backend for OnCard {
+    fn description(&self) -> &Description {
+        &self.1
+    }
+
+    fn run(&mut self, batch: &Batch<'_>, out: &mut [f32]) -> Result<(), BackendError> {
+        self.0.run(batch, out)
+    }
+
+    fn memory(&self) -> MemoryUse {
+        let arena = ArenaUse { in_use_max: 1 << 30, ..ArenaUse::default() };
+        MemoryUse { arena: Some(arena), ..MemoryUse::default() }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_level_beside_the_one_in_force_is_told_of_full_devices_as_well() {
+    let root = tempfile::tempdir().unwrap();
+    let program = root.path().join("program");
+    let card = |number| format!(r#"{{"name":"cuda:{number}","provider":"cuda","memory_free":0}}"#);
+    let told = format!("#!/bin/sh\necho '[{},{}]'\n", card(0), card(1));
+    fs::write(&program, told).unwrap();
+    fs::set_permissions(&program, Permissions::from_mode(0o755)).unwrap();
+    let spawner: Spawner = Arc::new(|blueprint, _| {
+        let dimensions = blueprint.dimensions;
+        Box::new(move |number| {
+            let sim = SimBackend::new(dimensions);
+            let device = format!("cuda:{number}");
+            let description = Description { device, ..sim.description().clone() };
+            Ok(Box::new(OnCard(sim, description)))
+        })
+    });
+    let means = Means { spawner, devices: Some(Arc::new(Reader::new(program))) };
+    let service = Service::new(loaded(&root, &[("workers_per_device", "2")]), means, None);
+    service.start().await;
+    let beside = service.serving(Some(Level::Low), None).await.unwrap();
+    assert!(!Arc::ptr_eq(&beside, &service.serving(None, None).await.unwrap()));
+    assert_eq!(embed(&service, Some(Level::Low)).await.unwrap(), 1);
+    let follows = tokio::spawn(service.clone().follow_memory());
+    let is_short = || beside.engine.descriptions().iter().any(|worker| worker.is_short_of_memory);
+    let calls = async {
+        while !is_short() {
+            embed(&service, Some(Level::Low)).await.unwrap();
+        }
+    };
+    let told = tokio::time::timeout(Duration::from_secs(60), calls).await;
+    told.expect("nobody tells it that they are full");
+    follows.abort();
 }

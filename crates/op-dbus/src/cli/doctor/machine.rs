@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::Duration;
 
+use op_dbus_daemon::settings::Devices;
 use tokio::process::Command;
 use tokio::time::timeout;
 
@@ -144,34 +145,44 @@ pub async fn listed() -> Option<Listed> {
     Some(Ok(String::from_utf8_lossy(&output.stdout).into_owned()))
 }
 
-/// Whether the devices are new enough.
-pub fn capability(driver: &Driver, listed: &Listed) -> Check {
+/// Whether the devices are new enough, of which those that are `named` are to compute.
+pub fn capability(driver: &Driver, listed: &Listed, named: &Devices) -> Check {
     match listed {
-        Ok(listed) => capabilities(listed, driver.capability_min),
+        Ok(listed) => capabilities(listed, driver.capability_min, named),
         Err(why) => Check::unchecked("capability", why),
     }
 }
 
-fn capabilities(listed: &str, least: f32) -> Check {
-    let mut devices = Vec::new();
-    let mut old = Vec::new();
-    for line in listed.lines().filter(|line| !line.trim().is_empty()) {
+fn capabilities(listed: &str, least: f32, named: &Devices) -> Check {
+    let number = |line: &str| line.split(',').next().and_then(|word| word.parse::<u32>().ok());
+    let is_old = |line: &&str| {
         let capability = line.rsplit(',').next().and_then(|word| word.trim().parse::<f32>().ok());
-        match capability {
-            Some(found) if found < least => old.push(line.trim().to_owned()),
-            _ => devices.push(line.trim().to_owned()),
+        capability.is_some_and(|found| found < least)
+    };
+    // Of all of them, those that can't compute are left alone.
+    let is_named = |line: &&str| match named {
+        Devices::All => false,
+        Devices::List(numbers) => number(line).is_some_and(|number| numbers.contains(&number)),
+    };
+    let lines = listed.lines().map(str::trim).filter(|line| !line.is_empty());
+    let (old, new): (Vec<&str>, Vec<&str>) = lines.partition(is_old);
+    let below = format!("compute capability is below {least:.1}: {}", old.join("; "));
+    match (new.first(), old.iter().any(is_named)) {
+        (Some(new), true) => {
+            let other = number(new).unwrap_or_default();
+            let next = format!("take another card by gpu_device, such as {other}");
+            Check::wrong("capability", below, next)
         }
-    }
-    match devices.is_empty() {
-        false => Check::ok("capability", devices.join("; ")),
-        true => Check::wrong(
+        (None, _) => Check::wrong(
             "capability",
-            format!("compute capability is below {least:.1}: {}", old.join("; ")),
+            below,
             format!(
                 "take a GPU of compute capability {least:.1} or newer, or set execution_provider to \
                  auto"
             ),
         ),
+        (Some(_), false) if old.is_empty() => Check::ok("capability", new.join("; ")),
+        (Some(_), false) => Check::ok("capability", format!("{}; {below}", new.join("; "))),
     }
 }
 
@@ -247,9 +258,25 @@ mod tests {
 
     #[test]
     fn old_devices_are_named() {
-        assert_eq!(capabilities("0, NVIDIA H100, 9.0\n", 7.5).state, State::Ok);
-        let check = capabilities("0, Tesla P100, 6.0\n", 7.5);
-        assert_eq!(check.state, State::Wrong);
-        assert!(check.found.contains("P100"), "{}", check.found);
+        let check = |listed: &str, named: &str| capabilities(listed, 7.5, &named.parse().unwrap());
+        let new = "0, NVIDIA H100, 9.0";
+        assert_eq!(check(new, "0"), Check::ok("capability", new));
+        let both = "0, Tesla P100, 6.0\n1, NVIDIA H100, 9.0\n";
+        for named in ["0", "1,0"] {
+            let check = check(both, named);
+            assert_eq!(check.state, State::Wrong, "{named}");
+            assert!(check.found.ends_with("0, Tesla P100, 6.0"), "{}", check.found);
+            assert!(check.next.unwrap().ends_with("gpu_device, such as 1"));
+        }
+        for named in ["1", "all"] {
+            let check = check(both, named);
+            assert_eq!(check.state, State::Ok, "{named}");
+            assert!(check.found.contains("below 7.5: 0, Tesla P100"), "{}", check.found);
+        }
+        for named in ["0", "1", "all"] {
+            let check = check("0, Tesla P100, 6.0\n", named);
+            assert_eq!(check.state, State::Wrong, "{named}");
+            assert!(check.next.unwrap().contains("7.5 or newer"), "{named}");
+        }
     }
 }

@@ -57,10 +57,11 @@ fn of_devices_in_use_what_is_known_is_told() {
         "name": "cuda:0", "provider": "cuda", "in_use": true, "description": "NVIDIA H100",
         "memory_total": 85_899_345_920_u64, "memory_used": 13_207_024_435_u64,
         "utilisation_percent": 45.0, "temperature_celsius": 61.0, "power_watts": 310.4,
+        "energy_joules": 8_640_000.0,
     });
     assert_eq!(
         device_line(&card).unwrap(),
-        "cuda:0 (NVIDIA H100): 12.3 of 80.0 GiB in use, 45 % busy, 61 °C, 310 W"
+        "cuda:0 (NVIDIA H100): 12.3 of 80.0 GiB in use, 45 % busy, 61 °C, 310 W, 2.4 kWh"
     );
     card["in_use"] = false.into();
     assert_eq!(device_line(&card), None);
