@@ -8,6 +8,7 @@ manual forbids (a product of tiles whose shapes don't fit, a tile that is not co
 `Fault`, as on a real CPU.
 """
 
+import ctypes
 import struct
 from operator import add, mul
 
@@ -29,6 +30,15 @@ class Fault(Exception):
 
 
 UNDEFINED, PROTECTION, PAGE_FAULT = 6, 13, 14
+
+
+def rounded(layout, numbers):
+    """Packs numbers as 32-bit floats: as for a CPU, what is too large for one is infinite."""
+    numbers = list(numbers)
+    try:
+        return layout.pack(*numbers)
+    except OverflowError:
+        return layout.pack(*(ctypes.c_float(number).value for number in numbers))
 
 
 class Instruction:
@@ -217,11 +227,11 @@ class Tiles:
                 pair, b = a[2 * k : 2 * k + 2] * columns, right_rows[k]
                 # A product of two bfloat16 is exact in a double, so packing rounds once, as an FMA does.
                 products = map(mul, pair, b)
-                partial = singles.unpack(singles.pack(*map(add, partial, products)))
+                partial = singles.unpack(rounded(singles, map(add, partial, products)))
             both = struct.Struct(f"<{columns}f")
             added = both.unpack(
-                both.pack(*(partial[2 * n] + partial[2 * n + 1] for n in range(columns)))
+                rounded(both, (partial[2 * n] + partial[2 * n + 1] for n in range(columns)))
             )
             old = both.unpack_from(sums[m])
-            results.append(both.pack(*(x + y for x, y in zip(old, added))))
+            results.append(rounded(both, (x + y for x, y in zip(old, added))))
         return results
