@@ -2,9 +2,9 @@
 answers is in here, and so is the clock, which stands where nothing waits for it."""
 
 import asyncio
+import concurrent.futures
 import os
 import selectors
-import signal
 import tempfile
 import threading
 from dataclasses import replace
@@ -332,36 +332,38 @@ def a_job_that_comes_when_its_thread_gives_up_ends() -> None:
     async def connect(_: str) -> Bus:
         return Bus(service)
 
-    def give_up(number: int, _) -> None:
-        raise TimeoutError if number == signal.SIGUSR1 else KeyboardInterrupt
-
     with mock.patch.object(Bus, "connect", connect):
         embedder = Embedder()
-    start, main_thread = embedder._client.start, threading.main_thread().ident
-    for number, kind in ((signal.SIGUSR1, TimeoutError), (signal.SIGUSR2, KeyboardInterrupt)):
-        has_gone = threading.Event()
+    start = embedder._client.start
+    for kind in (TimeoutError, KeyboardInterrupt):
+        has_come, has_gone = threading.Event(), threading.Event()
 
-        def interrupt() -> None:
-            signal.pthread_kill(main_thread, number)
+        def give_way() -> None:
+            has_come.set()
             assert has_gone.wait(60)
 
         async def started(*asked, **options) -> AsyncJob:
             job = await start(*asked, **options)
             # The loop comes to this before it tells the thread.
-            asyncio.get_running_loop().call_soon(interrupt)
+            asyncio.get_running_loop().call_soon(give_way)
             return job
+
+        def give_up(*_) -> None:
+            assert has_come.wait(60)
+            raise kind
 
         embedder._client.start = started
         service.sent.clear()
-        before = signal.signal(number, give_up)
-        with tempfile.TemporaryFile() as given:
+        with (
+            tempfile.TemporaryFile() as given,
+            mock.patch.object(concurrent.futures.Future, "result", give_up),
+        ):
             try:
                 embedder.start(given)
             except kind:
                 has_gone.set()
             else:
                 raise AssertionError(f"no {kind.__name__}")
-        signal.signal(number, before)
         # What was asked of the loop before is done then.
         embedder._wait(asyncio.sleep(0))
         said = [(message.member, message.path) for message in service.sent[1:]]
