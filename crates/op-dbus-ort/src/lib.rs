@@ -13,6 +13,7 @@ mod calibrate;
 mod elf;
 mod failure;
 mod feed;
+mod lanes;
 mod library;
 mod openvino;
 mod own;

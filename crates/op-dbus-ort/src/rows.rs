@@ -19,6 +19,8 @@ pub(crate) enum Rows {
 pub(crate) struct Input<'a> {
     pub name: &'static str,
     pub dims: Vec<usize>,
+    /// Values at most in batches of this shape.
+    pub room: usize,
     pub data: &'a [i32],
 }
 
@@ -33,6 +35,16 @@ impl Rows {
         }
         let padding = session.metadata()?.custom(PADDING_ID).and_then(|id| id.parse().ok());
         Ok(Self::Packed(Packed { padding, ..Packed::default() }))
+    }
+
+    /// Empty ones of the same form.
+    pub fn like(&self) -> Self {
+        match self {
+            Self::Padded(_) => Self::Padded(Padded::default()),
+            Self::Packed(packed) => {
+                Self::Packed(Packed { padding: packed.padding, ..Packed::default() })
+            }
+        }
     }
 
     /// Takes a batch over, in a shape that many share if there are `buckets`, with rows of one token behind
@@ -50,12 +62,7 @@ impl Rows {
 
     /// Gives back what the last batch takes.
     pub fn clear(&mut self) {
-        *self = match self {
-            Self::Padded(_) => Self::Padded(Padded::default()),
-            Self::Packed(packed) => {
-                Self::Packed(Packed { padding: packed.padding, ..Packed::default() })
-            }
-        };
+        *self = self.like();
     }
 
     /// `[rows, sequence length]`.
@@ -69,24 +76,28 @@ impl Rows {
     /// What the batch gives each input.
     pub fn inputs(&self) -> Vec<Input<'_>> {
         let [rows, length] = self.shape();
-        let input = |name, dims: &[usize], data| Input { name, dims: dims.to_vec(), data };
         match self {
             Self::Padded(padded) => vec![
-                input("input_ids", &[rows, length], &padded.ids[..]),
+                input("input_ids", &[rows, length], &padded.ids),
                 input("lengths", &[rows], &padded.lengths),
             ],
             Self::Packed(packed) => {
                 let tokens = packed.ids.len();
+                let room = rows * length;
                 vec![
-                    input("input_ids", &[tokens], &packed.ids[..]),
+                    Input { room, ..input("input_ids", &[tokens], &packed.ids) },
                     input("lengths", &[rows], &packed.lengths),
-                    input("position_ids", &[tokens], &packed.positions),
+                    Input { room, ..input("position_ids", &[tokens], &packed.positions) },
                     input(WITHOUT_PADDING, &[rows, length], &packed.offsets),
                     input("cumulative_lengths", &[rows + 1], &packed.cumulative),
                 ]
             }
         }
     }
+}
+
+fn input<'a>(name: &'static str, dims: &[usize], data: &'a [i32]) -> Input<'a> {
+    Input { name, dims: dims.to_vec(), room: data.len(), data }
 }
 
 /// A batch without padding.
@@ -185,7 +196,8 @@ mod tests {
     #[test]
     fn what_each_input_is_given_has_its_shape() {
         for rows in [Rows::Packed(filled(None, [4, 8])), Rows::Padded(Padded::default())] {
-            for Input { name, dims, data } in rows.inputs() {
+            for Input { name, dims, room, data } in rows.inputs() {
+                assert!(room >= data.len(), "{name}");
                 assert_eq!(dims.iter().product::<usize>(), data.len(), "{name}");
             }
         }
