@@ -8,4 +8,5 @@ mod families;
 mod half;
 mod hostile;
 mod inspected;
+mod packed;
 mod tiny;

@@ -34,7 +34,8 @@ impl Rows {
             return Ok(Self::Padded(Padded::default()));
         }
         let padding = session.metadata()?.custom(PADDING_ID).and_then(|id| id.parse().ok());
-        Ok(Self::Packed(Packed { padding, ..Packed::default() }))
+        let places = session.inputs().iter().any(|input| input.name() == "places").then(Vec::new);
+        Ok(Self::Packed(Packed { padding, places, ..Packed::default() }))
     }
 
     /// Empty ones of the same form.
@@ -42,7 +43,8 @@ impl Rows {
         match self {
             Self::Padded(_) => Self::Padded(Padded::default()),
             Self::Packed(packed) => {
-                Self::Packed(Packed { padding: packed.padding, ..Packed::default() })
+                let places = packed.places.as_ref().map(|_| Vec::new());
+                Self::Packed(Packed { padding: packed.padding, places, ..Packed::default() })
             }
         }
     }
@@ -84,13 +86,16 @@ impl Rows {
             Self::Packed(packed) => {
                 let tokens = packed.ids.len();
                 let room = rows * length;
-                vec![
+                let places = packed.places.as_ref();
+                let mut inputs = vec![
                     Input { room, ..input("input_ids", &[tokens], &packed.ids) },
                     input("lengths", &[rows], &packed.lengths),
                     Input { room, ..input("position_ids", &[tokens], &packed.positions) },
                     input(WITHOUT_PADDING, &[rows, length], &packed.offsets),
                     input("cumulative_lengths", &[rows + 1], &packed.cumulative),
-                ]
+                ];
+                inputs.extend(places.map(|places| input("places", &[rows, length], places)));
+                inputs
             }
         }
     }
@@ -118,6 +123,9 @@ pub(crate) struct Packed {
     offsets: Vec<i32>,
     /// Tokens before each row, and all of them, `[rows + 1]`.
     cumulative: Vec<i32>,
+    /// Which token is at each place of the padded batch, and behind each row's own its first,
+    /// `[rows, sequence length]`; none where nobody asks.
+    places: Option<Vec<i32>>,
 }
 
 impl Packed {
@@ -133,6 +141,9 @@ impl Packed {
         self.offsets.clear();
         self.cumulative.clear();
         self.cumulative.push(0);
+        if let Some(places) = &mut self.places {
+            places.clear();
+        }
         let mut tokens = 0;
         for (row, own) in self.lengths.iter().enumerate() {
             let own = usize::try_from(*own).unwrap_or(0);
@@ -149,6 +160,10 @@ impl Packed {
                 }
             }
             self.offsets.extend(number(row * length)..number(row * length + own));
+            if let Some(places) = &mut self.places {
+                places.extend(number(tokens)..number(tokens + own));
+                places.extend(std::iter::repeat_n(number(tokens), length - own));
+            }
             tokens += own;
             self.cumulative.push(number(tokens));
         }

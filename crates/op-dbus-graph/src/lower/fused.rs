@@ -1,21 +1,23 @@
 //! ONNX Runtime's own operators, each for a group of ONNX's.
 
+use std::borrow::Cow;
+
 use super::block::{Stream, product};
 use super::operators::{Attention, Norm, Operators};
-use super::packed;
-use crate::encoder::{Activation, Encoder, Linear};
+use super::packed::{self, Packing};
+use crate::encoder::{Activation, Encoder, Layer, Linear};
 use crate::onnx::writer::{GraphWriter, integer, real};
 
 /// The dialect of ONNX Runtime.
 pub(super) struct Fused {
     /// For batches without padding. All families here end each block in a norm, so what goes on is small, and
     /// the kernels of the norms sum in 32-bit floats.
-    pub packs: bool,
+    pub packing: Option<Packing>,
 }
 
 impl Operators for Fused {
-    fn packs(&self) -> bool {
-        self.packs
+    fn packing(&self) -> Option<Packing> {
+        self.packing
     }
 
     fn needs_mask(&self) -> bool {
@@ -23,7 +25,7 @@ impl Operators for Fused {
     }
 
     fn begin(&self, graph: &mut GraphWriter, encoder: &Encoder<'_>) {
-        if self.packs {
+        if self.packing.is_some_and(|packing| !packing.apart) {
             packed::begin(graph, encoder);
         }
     }
@@ -40,8 +42,12 @@ impl Operators for Fused {
         parts: &[String; 3],
         input: &str,
     ) -> String {
-        if self.packs {
-            return packed::attention(graph, attention, input);
+        match self.packing {
+            Some(Packing { apart: true, .. }) => {
+                return packed::attention_apart(graph, attention, parts, input);
+            }
+            Some(_) => return packed::attention(graph, attention, input),
+            None => {}
         }
         let Attention { encoder, layer, name, bias } = *attention;
         let mut products = Vec::new();
@@ -58,6 +64,13 @@ impl Operators for Fused {
         }
         let heads = vec![integer("num_heads", encoder.heads as i64)];
         graph.microsoft("MultiHeadAttention", &inputs, name, heads)
+    }
+
+    fn output_bias<'a>(&self, layer: &Layer<'a>) -> Cow<'a, [u8]> {
+        match self.packing {
+            Some(Packing { apart: true, .. }) => Cow::Owned(packed::output_bias(layer)),
+            _ => Cow::Borrowed(layer.output.bias.bytes()),
+        }
     }
 
     fn sum_norm(
