@@ -1,7 +1,5 @@
 //! The one door between the engine and whatever computes: a batch of token ids in, vectors out.
 
-use std::os::fd::BorrowedFd;
-
 use crate::batch::Batch;
 use crate::buckets::Buckets;
 use crate::usage::MemoryUse;
@@ -85,12 +83,11 @@ pub enum LoadErrorKind {
     Other,
 }
 
-/// What the caller does while a batch is computed. The descriptor can be read from once that is done; where there is
-/// none, the batch may not be begun before this returns.
-pub type Meanwhile<'a> = dyn FnMut(Option<BorrowedFd<'_>>, &mut Begin<'_>) + Send + 'a;
+/// What the caller does while a batch is computed.
+pub type Meanwhile<'a> = dyn FnMut(&mut Begin<'_>) + Send + 'a;
 
-/// Gives the backend the batch that comes next, which it computes right after the one it is at, or beside it; false
-/// where it was not taken.
+/// Gives the backend the batch that comes next, which it computes right after the one it is at; false where it was
+/// not taken.
 pub type Begin<'a> = dyn FnMut(&Batch<'_>) -> bool + 'a;
 
 /// A loaded model on one device. One thread owns it; all calls block.
@@ -120,7 +117,7 @@ pub trait Backend: Send {
         out: &mut [f32],
         meanwhile: &mut Meanwhile<'_>,
     ) -> Result<(), BackendError> {
-        meanwhile(None, &mut |_| false);
+        meanwhile(&mut |_| false);
         self.run(batch, out)
     }
 

@@ -5,7 +5,6 @@ mod input;
 mod replace;
 
 use std::mem;
-use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 use std::time::Duration;
@@ -344,7 +343,7 @@ impl Worker {
         // Texts that may be what a backend fails by are computed beside no others.
         let beside =
             whole && self.backend.begins() && entries.iter().all(|entry| entry.failed_on.is_none());
-        let mut meanwhile = |_: Option<BorrowedFd<'_>>, begin: &mut Begin<'_>| {
+        let mut meanwhile = |begin: &mut Begin<'_>| {
             computed.deliver(description);
             if on_device && scheduler.plan_ahead(place.index, ahead) && beside {
                 next.fill(&ahead.batch);
@@ -360,7 +359,7 @@ impl Worker {
             Some(buckets) => buckets.tokens(&batch),
             None => self.shared.pools[self.place.pool].batch.layout.tokens(&batch),
         };
-        scheduler.stats.batch(&batch, padded, was_begun);
+        scheduler.stats.batch(&batch, padded);
         let ended_us = scheduler.clock.now_us();
         let us = ended_us.saturating_sub(started_us);
         let memory = self.backend.memory();

@@ -120,7 +120,7 @@ impl Backend for Faulty {
     }
 
     fn run(&mut self, batch: &Batch<'_>, out: &mut [f32]) -> Result<(), BackendError> {
-        self.run_while(batch, out, &mut |_, _| ())
+        self.run_while(batch, out, &mut |_| ())
     }
 
     fn run_while(
@@ -130,26 +130,10 @@ impl Backend for Faulty {
         meanwhile: &mut Meanwhile<'_>,
     ) -> Result<(), BackendError> {
         self.batches += 1;
-        if let Err(error) = self.faults.before(self.batches, batch) {
-            // It may be the batch that was begun.
-            self.inner.forget_begun();
-            return Err(error);
-        }
+        self.faults.before(self.batches, batch)?;
         self.inner.run_while(batch, out, meanwhile)?;
         self.faults.after(self.batches, batch, out);
         Ok(())
-    }
-
-    fn forget_begun(&mut self) {
-        self.inner.forget_begun();
-    }
-
-    fn begins(&self) -> bool {
-        self.inner.begins()
-    }
-
-    fn has_read_nothing(&self) -> bool {
-        self.inner.has_read_nothing()
     }
 
     fn trim(&mut self) -> Result<Footprint, BackendError> {

@@ -144,7 +144,7 @@ pub(crate) fn measure(
         let mut us = u64::MAX;
         for _ in 0..2 {
             let started_us = clock.now_us();
-            match run_checked(backend, &batch, &mut out, &mut |_, _| ()) {
+            match run_checked(backend, &batch, &mut out, &mut |_| ()) {
                 // Larger ones will be halved.
                 Err(BackendError::OutOfMemory(_)) => return Ok(costs),
                 result => result?,
@@ -229,7 +229,7 @@ fn prove(
     batch: &Batch<'_>,
     out: &mut [f32],
 ) -> Result<(), BackendError> {
-    match run_finite(backend, batch, out, &mut |_, _| ())? {
+    match run_finite(backend, batch, out, &mut |_| ())? {
         true => Ok(()),
         false => Err(untrusted(backend.description(), NOT_FINITE)),
     }

@@ -29,8 +29,6 @@ pub struct Snapshot {
     pub padded_tokens: u64,
     /// Batches that ran.
     pub batches: u64,
-    /// Of these, those that were begun before the one before them was done.
-    pub batches_begun: u64,
     /// Texts that were longer than the model reads.
     pub truncated: u64,
     /// Texts whose vectors were kept from a call before.
@@ -63,10 +61,9 @@ pub struct Snapshot {
 pub struct Stats(Mutex<Snapshot>);
 
 impl Stats {
-    pub(crate) fn batch(&self, batch: &Batch<'_>, padded_tokens: usize, was_begun: bool) {
+    pub(crate) fn batch(&self, batch: &Batch<'_>, padded_tokens: usize) {
         let mut counters = self.lock();
         counters.batches += 1;
-        counters.batches_begun += u64::from(was_begun);
         counters.rows += batch.rows() as u64;
         counters.tokens += batch.tokens() as u64;
         counters.padded_tokens += padded_tokens as u64;

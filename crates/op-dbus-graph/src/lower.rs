@@ -13,7 +13,6 @@ mod products;
 use crate::encoder::Encoder;
 use crate::{Dialect, Error, Recipe};
 
-pub(crate) use packed::Packing;
 pub use products::products;
 
 /// Writes `encoder` for the target of `recipe`.
@@ -21,30 +20,6 @@ pub use products::products;
 /// # Errors
 /// A row length that the model's position table does not cover, or a graph that is too large.
 pub(crate) fn lower(encoder: &Encoder<'_>, recipe: &Recipe) -> Result<Vec<u8>, Error> {
-    let tried = tried();
-    let packing = Packing {
-        apart: tried.contains("qkv"),
-        gathers: tried.contains("tail"),
-        narrow_mean: tried.contains("share"),
-    };
-    lower_with(encoder, recipe, packing)
-}
-
-/// What chooses between forms of packed graphs that no device has decided between yet. A cache has to keep
-/// these apart, too.
-pub(crate) fn tried() -> String {
-    std::env::var("TRY_GRAPH").unwrap_or_default()
-}
-
-/// As [`lower`], with `packing` where there is no padding.
-///
-/// # Errors
-/// Those of [`lower`].
-pub(crate) fn lower_with(
-    encoder: &Encoder<'_>,
-    recipe: &Recipe,
-    packing: Packing,
-) -> Result<Vec<u8>, Error> {
     let positions = encoder.positions.rows();
     if recipe.max_input_tokens == 0 || recipe.max_input_tokens > positions {
         return Err(Error::Unsupported {
@@ -54,8 +29,8 @@ pub(crate) fn lower_with(
         });
     }
     let operators: &dyn operators::Operators = match recipe.target.dialect {
-        Dialect::OnnxRuntime => &fused::Fused { packing: None },
-        Dialect::Packed => &fused::Fused { packing: Some(packing) },
+        Dialect::OnnxRuntime => &fused::Fused { packs: false },
+        Dialect::Packed => &fused::Fused { packs: true },
         Dialect::Onnx => &plain::Plain,
     };
     assemble::lower(encoder, recipe, operators)

@@ -8,5 +8,4 @@ mod families;
 mod half;
 mod hostile;
 mod inspected;
-mod packed;
 mod tiny;

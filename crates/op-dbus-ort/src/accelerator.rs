@@ -252,11 +252,6 @@ impl Accelerator {
         }
     }
 
-    /// Whether the device computes several batches of a session at once. Of others than CUDA's that was not seen.
-    pub(crate) fn runs_together(&self) -> bool {
-        self.provider == "cuda" && self.library.is_none()
-    }
-
     /// Memory of the host that the device reads and writes by itself, and its own, in ONNX Runtime's
     /// words.
     pub(crate) fn places(&self) -> (Option<Place>, Option<Place>) {

@@ -1,7 +1,6 @@
 //! The backend: a loaded session that turns batches into vectors.
 
 use std::io;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use op_dbus_engine::{
@@ -16,7 +15,6 @@ use crate::accelerator::{Accelerator, Memory, Place};
 use crate::arena::Arena;
 use crate::binding::Buffers;
 use crate::feed::{Feed, Transfer};
-use crate::lanes::{Lanes, With};
 use crate::placement::Placement;
 use crate::recording;
 use crate::rows::Rows;
@@ -24,10 +22,9 @@ use crate::{Graph, Options, failure, library, session};
 
 /// A model computed by ONNX Runtime, on the CPU or on an accelerator.
 pub struct OrtBackend {
-    /// Threads that compute have it as well, for as long as they do.
-    pub(crate) session: Arc<Session>,
+    pub(crate) session: Session,
     /// How batches are run.
-    run: Arc<RunOptions>,
+    run: RunOptions,
     /// How one is run after which the arenas give back what they don't use; none where there are none.
     shrink: Option<RunOptions>,
     pub(crate) feed: Feed,
@@ -39,10 +36,15 @@ pub struct OrtBackend {
     pub(crate) separate: bool,
     /// Where the session computes, if that is an arena.
     arena: Option<Arena>,
+    /// The last batch.
+    rows: Rows,
 }
 
 /// Time for batches that only prepare shapes: beyond it no further one is begun.
 pub(crate) const WARM_UP_MAX: Duration = Duration::from_secs(5);
+
+/// Tokens of a batch that a device computes for much longer than it takes to start a thread.
+const BESIDE_TOKENS_MIN: usize = 4096;
 
 impl OrtBackend {
     /// Loads the library, unless this process has it already, and makes a session of the graph. An
@@ -61,8 +63,7 @@ impl OrtBackend {
                 .map_err(|error| failure::load("the CPU provider", error))?;
             let backend = Self::assemble(builder, graph, described())?;
             let places = (None, Some((AllocationDevice::CPU, 0)));
-            let asked_for = (options.io_binding, options.buckets);
-            return Ok(backend.placed((Memory::Same, false), places, asked_for));
+            return Ok(backend.placed(Memory::Same, places, (options.io_binding, options.buckets)));
         };
         let accelerator = recording_or_not(accelerator, &graph, options.io_binding);
         let accelerator = accelerator.computing_in(precision)?;
@@ -88,14 +89,11 @@ impl OrtBackend {
                 BackendError::Load { message, .. } => accelerator.unavailable(message),
                 error => error,
             })?;
-        let memory = (accelerator.memory(), accelerator.runs_together());
-        backend =
-            backend.placed(memory, accelerator.places(), (options.io_binding, options.buckets));
+        let (memory, places) = (accelerator.memory(), accelerator.places());
+        backend = backend.placed(memory, places, (options.io_binding, options.buckets));
         if accelerator.records() {
             // Recordings point into the arenas, which are left as they are.
-            let mut run = RunOptions::new().map_err(refused)?;
-            recording::skip(&mut run).map_err(refused)?;
-            backend.run = Arc::new(run);
+            recording::skip(&mut backend.run).map_err(refused)?;
         } else {
             backend.shrink =
                 session::shrinking(&accelerator.arenas()).map(Some).map_err(refused)?;
@@ -121,8 +119,7 @@ impl OrtBackend {
         let failed = |error: BackendError| accelerator.unavailable(error.to_string());
         self.run_any(false).map_err(failed)?;
         let mut read = || -> Result<Placement, Box<dyn std::error::Error>> {
-            let session = Arc::get_mut(&mut self.session).ok_or("it is in use")?;
-            Ok(Placement::read(&std::fs::read(session.end_profiling()?)?, name)?)
+            Ok(Placement::read(&std::fs::read(self.session.end_profiling()?)?, name)?)
         };
         let unknown =
             |error| accelerator.unavailable(format!("what it ran can't be read ({error})"));
@@ -138,9 +135,9 @@ impl OrtBackend {
         graph: Graph,
         description: Description,
     ) -> Result<Self, BackendError> {
-        let (session, feed) = Feed::load(builder, graph, description.dimensions)?;
+        let (session, feed, rows) = Feed::load(builder, graph, description.dimensions)?;
         memory::trim();
-        let (session, run) = (Arc::new(session), Arc::new(RunOptions::new().map_err(refused)?));
+        let run = RunOptions::new().map_err(refused)?;
         Ok(Self {
             session,
             run,
@@ -151,15 +148,15 @@ impl OrtBackend {
             transfers: TransferUse::default(),
             separate: false,
             arena: None,
+            rows,
         })
     }
 
     /// With buffers that are kept, if that is asked for or what the device's memory calls for. Graphs of
-    /// the user's own are fed as ever. The device computes several batches `together`, or one after the other; the
-    /// places are memory that it reaches, and its own.
+    /// the user's own are fed as ever. `places` are memory that the device reaches, and its own.
     fn placed(
         mut self,
-        (memory, together): (Memory, bool),
+        memory: Memory,
         (staging, own): (Option<Place>, Option<Place>),
         (asked_for, buckets): (Option<bool>, Buckets),
     ) -> Self {
@@ -170,18 +167,14 @@ impl OrtBackend {
             Memory::Untold => None,
         };
         self.separate = memory.is_separate();
-        match &self.feed {
-            Feed::Compiled(rows) if asked_for.unwrap_or(memory.is_separate()) => {
+        match self.feed {
+            Feed::Compiled if asked_for.unwrap_or(memory.is_separate()) => {
                 let dimensions = self.description.dimensions;
-                let buffers = || Buffers::new(&self.session, (memory, staging.clone()), dimensions);
-                let (packed, first) = (matches!(rows, Rows::Packed(_)), buffers());
-                self.in_place = first.is_in_place();
-                let mut lanes = Lanes::new(rows.like(), first);
-                if memory.is_separate() {
-                    lanes.add(buffers(), together);
-                    self.description.buckets = Some(Buckets { packed, ..buckets });
-                }
-                self.feed = Feed::Bound(lanes);
+                let buffers = Buffers::new(&self.session, (memory, staging), dimensions);
+                self.in_place = buffers.is_in_place();
+                self.feed = Feed::Bound(buffers);
+                let buckets = Buckets { packed: matches!(self.rows, Rows::Packed(_)), ..buckets };
+                self.description.buckets = memory.is_separate().then_some(buckets);
             }
             Feed::Own(_) if asked_for == Some(true) => {
                 tracing::warn!(
@@ -206,17 +199,13 @@ impl OrtBackend {
         self.run_shape(smallest)?;
         // No larger batch costs more for each of its tokens, but for what is prepared.
         let token = again.elapsed() / u32::try_from(rows * length).unwrap_or(u32::MAX);
-        let most = |[rows, length]: [usize; 2]| {
-            token.saturating_mul(u32::try_from(rows * length).unwrap_or(u32::MAX))
-        };
-        let quick = |shape: &&[usize; 2]| most(**shape) < WARM_UP_MAX / 10;
-        self.prove_beside(*shapes.iter().find(quick).unwrap_or(&smallest))?;
         let mut ready = 0;
-        for shape in shapes.iter().copied() {
-            if most(shape) > WARM_UP_MAX.saturating_sub(began.elapsed()) {
+        for shape @ [rows, length] in shapes.iter().copied() {
+            let most = token.saturating_mul(u32::try_from(rows * length).unwrap_or(u32::MAX));
+            if most > WARM_UP_MAX.saturating_sub(began.elapsed()) {
                 continue;
             }
-            match self.run_shape_beside(shape) {
+            match self.run_shape(shape) {
                 // The engine will halve such a batch; what there was of the device's memory goes back.
                 Err(BackendError::OutOfMemory(_)) => drop(self.trim()?),
                 result => {
@@ -234,85 +223,17 @@ impl OrtBackend {
     /// Counts what becomes of batches from here on.
     pub(crate) fn start_counting(&mut self) {
         self.transfers = TransferUse::default();
-        if let Some(lanes) = self.lanes() {
-            lanes.start_counting();
+        if let Feed::Bound(buffers) = &mut self.feed {
+            buffers.start_counting();
         }
     }
 
     /// Computes a batch of this shape without padding.
-    pub(crate) fn run_shape(&mut self, shape: [usize; 2]) -> Result<(), BackendError> {
-        let (ids, lengths) = full(shape);
-        let mut out = vec![0.0; lengths.len() * self.description.dimensions];
+    pub(crate) fn run_shape(&mut self, [rows, length]: [usize; 2]) -> Result<(), BackendError> {
+        let (ids, lengths) =
+            (vec![1; rows * length], vec![i32::try_from(length).unwrap_or(i32::MAX); rows]);
+        let mut out = vec![0.0; rows * self.description.dimensions];
         self.compute(&Batch { ids: &ids, lengths: &lengths }, &mut out, false)
-    }
-
-    /// As [`run_shape`](Self::run_shape), beside another of the same shape where the device computes two at once;
-    /// otherwise what that one needs is made as well.
-    fn run_shape_beside(&mut self, shape: [usize; 2]) -> Result<(), BackendError> {
-        let (ids, lengths) = full(shape);
-        let batch = Batch { ids: &ids, lengths: &lengths };
-        let mut out = vec![0.0; lengths.len() * self.description.dimensions];
-        if self.lanes().is_some_and(|lanes| lanes.are_together()) {
-            return self.compute_beside([&batch, &batch], [&mut out, &mut []]);
-        }
-        let buckets = self.description.buckets;
-        if let Feed::Bound(lanes) = &mut self.feed {
-            lanes.prepare(&self.session, &batch, buckets)?;
-        }
-        self.compute(&batch, &mut out, false)
-    }
-
-    /// Computes two batches at once, the second by a thread.
-    fn compute_beside(
-        &mut self,
-        [batch, other]: [&Batch<'_>; 2],
-        [out, others]: [&mut [f32]; 2],
-    ) -> Result<(), BackendError> {
-        let (with, buckets) = (self.with(), self.description.buckets);
-        self.lanes().map(|lanes| lanes.begin(&with, other, buckets));
-        let result = self.compute(batch, out, false);
-        result.and(self.lanes().map_or(Ok(()), |lanes| lanes.finish_begun(others)))
-    }
-
-    /// Has the device compute two batches of this shape at once, where it is to, and one at a time from here on if
-    /// it has no room for them or makes something else of them.
-    fn prove_beside(&mut self, shape: [usize; 2]) -> Result<(), BackendError> {
-        if !self.lanes().is_some_and(|lanes| lanes.are_together()) {
-            return Ok(());
-        }
-        let (ids, lengths) = full(shape);
-        let others: Vec<i32> = (1..=12).cycle().take(ids.len()).collect();
-        let batches = [&ids, &others].map(|ids| Batch { ids, lengths: &lengths });
-        let [mut alone, mut beside] =
-            [0; 2].map(|_| [0; 2].map(|_| vec![0.0; lengths.len() * self.description.dimensions]));
-        let mut prove = || {
-            for (batch, out) in batches.iter().zip(&mut alone) {
-                self.compute(batch, out, false)?;
-            }
-            let [one, other] = &mut beside;
-            self.compute_beside([&batches[0], &batches[1]], [one, other])?;
-            let pairs = alone.iter().zip(&beside);
-            pairs.into_iter().try_for_each(|(alone, beside)| recording::compare(alone, beside))
-        };
-        if let Err(error) = prove() {
-            let device = &self.description.device;
-            tracing::warn!(%error, "{device} computes one batch at a time: {error}");
-            self.lanes().map(Lanes::keep_one);
-            self.trim()?;
-        }
-        Ok(())
-    }
-
-    fn lanes(&mut self) -> Option<&mut Lanes> {
-        match &mut self.feed {
-            Feed::Bound(lanes) => Some(lanes),
-            Feed::Compiled(_) | Feed::Own(_) => None,
-        }
-    }
-
-    /// What threads compute batches with.
-    fn with(&self) -> With {
-        With { session: Arc::clone(&self.session), options: Arc::clone(&self.run) }
     }
 
     /// Runs some batch. With `shrink` the arenas give back what they don't use after it.
@@ -323,30 +244,32 @@ impl OrtBackend {
         self.compute(&Batch { ids: &ids, lengths: &lengths }, &mut out, shrink)
     }
 
+    /// Gives up what is kept of batches.
+    fn let_go(&mut self) {
+        self.rows.clear();
+        match &mut self.feed {
+            Feed::Compiled => {}
+            Feed::Bound(buffers) => buffers.clear(),
+            Feed::Own(feed) => feed.clear(),
+        }
+    }
+
     pub(crate) fn compute(
         &mut self,
         batch: &Batch<'_>,
         out: &mut [f32],
         shrink: bool,
     ) -> Result<(), BackendError> {
-        let Self { session, feed, run, shrink: shrinking, .. } = self;
+        self.rows.fill(batch, self.description.buckets);
+        let Self { session, feed, rows, run, shrink: shrinking, .. } = self;
         let options = shrinking.as_ref().filter(|_| shrink).unwrap_or(run);
-        let transfer = feed.run((session, options), (batch, self.description.buckets), out)?;
-        self.count(transfer);
-        Ok(())
-    }
-
-    fn count(&mut self, Transfer { inputs, results }: Transfer) {
+        let Transfer { inputs, results } = feed.run((session, options), rows, batch, out)?;
         if let Some([inputs_in_place, results_in_place]) = self.in_place {
             self.transfers.count(inputs, inputs_in_place);
             self.transfers.count(results, results_in_place);
         }
+        Ok(())
     }
-}
-
-/// Ids, which every vocabulary has, and lengths of a batch of this shape without padding.
-fn full([rows, length]: [usize; 2]) -> (Vec<i32>, Vec<i32>) {
-    (vec![1; rows * length], vec![i32::try_from(length).unwrap_or(i32::MAX); rows])
 }
 
 /// The accelerator, which records only where batches have buffers of their own.
@@ -395,15 +318,6 @@ impl Backend for OrtBackend {
     }
 
     fn run(&mut self, batch: &Batch<'_>, out: &mut [f32]) -> Result<(), BackendError> {
-        self.run_while(batch, out, &mut |_, _| ())
-    }
-
-    fn run_while(
-        &mut self,
-        batch: &Batch<'_>,
-        out: &mut [f32],
-        meanwhile: &mut Meanwhile<'_>,
-    ) -> Result<(), BackendError> {
         // Before native code sees it.
         batch.check()?;
         if batch.rows().checked_mul(self.description.dimensions) != Some(out.len()) {
@@ -413,31 +327,25 @@ impl Backend for OrtBackend {
                 self.description.dimensions
             )));
         }
-        let (with, buckets) = (self.with(), self.description.buckets);
-        let running = match &mut self.feed {
-            Feed::Bound(lanes) => lanes.start(&with, batch, buckets)?.map(|one| (lanes, one)),
-            Feed::Compiled(_) | Feed::Own(_) => None,
-        };
-        let Some((lanes, running)) = running else {
-            drop(with);
-            meanwhile(None, &mut |_| false);
-            return self.compute(batch, out, false);
-        };
-        meanwhile(Some(running.done()), &mut |next| lanes.begin(&with, next, buckets));
-        let transfer = lanes.finish(running, out)?;
-        self.count(transfer);
-        Ok(())
+        self.compute(batch, out, false)
     }
 
-    fn forget_begun(&mut self) {
-        if let Feed::Bound(lanes) = &mut self.feed {
-            // Of a thread that has ended the next batch is told.
-            let _ = lanes.finish_begun(&mut []);
+    fn run_while(
+        &mut self,
+        batch: &Batch<'_>,
+        out: &mut [f32],
+        meanwhile: &mut Meanwhile<'_>,
+    ) -> Result<(), BackendError> {
+        if self.description.buckets.is_none() || batch.tokens() < BESIDE_TOKENS_MIN {
+            meanwhile(&mut |_| false);
+            return self.run(batch, out);
         }
-    }
-
-    fn begins(&self) -> bool {
-        matches!(&self.feed, Feed::Bound(lanes) if lanes.begins())
+        // A run returns when the device is done.
+        std::thread::scope(|scope| {
+            // Where there is no thread to be had, the engine does it when this returns.
+            let _ = std::thread::Builder::new().spawn_scoped(scope, || meanwhile(&mut |_| false));
+            self.run(batch, out)
+        })
     }
 
     fn trim(&mut self) -> Result<Footprint, BackendError> {
@@ -446,26 +354,26 @@ impl Backend for OrtBackend {
             |of: &Self| of.memory().arena.filter(|_| separate).map_or(0, |arena| arena.bytes);
         let before = bytes(self);
         // An arena gives back what nothing lies in.
-        self.feed.clear();
+        self.let_go();
         if self.shrink.is_some()
             && let Err(error) = self.run_any(true)
         {
             // A provider without an arena of this kind says so before it runs anything.
             tracing::debug!(%error, "the runtime's arenas did not shrink");
         }
-        self.feed.clear();
+        self.let_go();
         let given_back = before.saturating_sub(bytes(self));
         Ok(Footprint { given_back, ..Footprint::default() })
     }
 
     fn memory(&self) -> MemoryUse {
-        let lanes = match &self.feed {
-            Feed::Bound(lanes) => Some(lanes),
-            Feed::Compiled(_) | Feed::Own(_) => None,
+        let buffers = match &self.feed {
+            Feed::Bound(buffers) => Some(buffers),
+            Feed::Compiled | Feed::Own(_) => None,
         };
         MemoryUse {
-            buffers: lanes.map(Lanes::counts),
-            replays: lanes.and_then(Lanes::replays),
+            buffers: buffers.map(Buffers::counts),
+            replays: buffers.and_then(Buffers::replays),
             transfers: self.in_place.map(|_| self.transfers),
             arena: self.arena.as_ref().and_then(Arena::read),
         }

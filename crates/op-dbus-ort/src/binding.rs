@@ -6,18 +6,17 @@
 
 use std::fmt::Debug;
 
-use op_dbus_engine::Batch;
 use op_dbus_engine::foreign::Padded;
+use op_dbus_engine::{Batch, BufferUse};
 use ort::memory::{AllocationDevice, Allocator, AllocatorType, MemoryInfo, MemoryType};
 use ort::session::{IoBinding, RunOptions, Session};
-use ort::value::{PrimitiveTensorElementType, Shape, Tensor, TensorRefMut};
+use ort::value::{PrimitiveTensorElementType, Tensor, TensorRefMut};
 use ort::{AsPointer, sys};
 
 use crate::accelerator::{Memory, Place};
 use crate::feed::Transfer;
 use crate::recording::{Recorder, Recording};
 use crate::rows::{Input, Rows};
-use crate::session;
 
 /// Shapes whose buffers are kept; beyond them those go that were not used for longest.
 const SHAPES_MAX: usize = 192;
@@ -30,6 +29,7 @@ pub(crate) struct Buffers {
     /// Of the device.
     memory: Memory,
     dimensions: usize,
+    counts: BufferUse,
     /// Where the provider records.
     recorder: Option<Recorder>,
     /// Batches that were replayed.
@@ -63,23 +63,18 @@ impl<T: PrimitiveTensorElementType + Debug> Staged<T> {
         Ok(Self { memory, pinned: pinned.is_some() })
     }
 
-    /// The first values of the memory that the device reads and writes by itself, with this shape, as if it were
-    /// ordinary. What is said to be the device's ONNX Runtime 1.31 takes for its own: it does not copy an input, so
-    /// that each kernel fetches from the host what it reads of it, and takes the buffer of a result for both ends of a
-    /// copy, and refuses the batch. What copies is the driver, which knows better, and returns when the data are
-    /// there: of an input because what is said to be ordinary is waited for, and of a result because a run does, by
-    /// the runtime's default.
-    ///
-    /// # Errors
-    /// A shape of more values than there are.
-    fn as_ordinary(&mut self, shape: Shape) -> ort::Result<TensorRefMut<'_, T>> {
-        if shape.num_elements() > self.memory.shape().num_elements() {
-            return Err(ort::Error::new("a batch is larger than its buffer"));
-        }
+    /// The memory that the device reads and writes by itself, as if it were ordinary. What is said to be the
+    /// device's ONNX Runtime 1.31 takes for its own: it does not copy an input, so that each kernel fetches
+    /// from the host what it reads of it, and takes the buffer of a result for both ends of a copy, and refuses
+    /// the batch. What copies is the driver, which knows better, and returns when the data are there: of an input
+    /// because what is said to be ordinary is waited for, and of a result because a run does, by the runtime's
+    /// default.
+    fn as_ordinary(&mut self) -> ort::Result<TensorRefMut<'_, T>> {
         let (kind, memory_type) = (AllocatorType::Device, MemoryType::Default);
         let ordinary = MemoryInfo::new(AllocationDevice::CPU, 0, kind, memory_type)?;
+        let shape = self.memory.shape().clone();
         let data = self.memory.data_ptr_mut();
-        // SAFETY: the CPU reads and writes this memory as any other; it has the room of this shape, and is
+        // SAFETY: the CPU reads and writes this memory as any other; it has the room of its own shape, and is
         // borrowed for as long as the view. A binding keeps the view for longer: of a result that goes after the
         // binding, and of an input, which has been copied by then, until the next batch binds another.
         unsafe { TensorRefMut::from_raw(ordinary, data, shape) }
@@ -87,22 +82,17 @@ impl<T: PrimitiveTensorElementType + Debug> Staged<T> {
 
     /// Has `binding`, which must not be used for longer than this is there, put its results here.
     fn bind_output(&mut self, binding: &mut IoBinding) -> ort::Result<()> {
-        let shape = self.memory.shape().clone();
         match self.pinned {
-            true => binding.bind_output("embedding", self.as_ordinary(shape)?),
+            true => binding.bind_output("embedding", self.as_ordinary()?),
             false => binding.bind_output("embedding", &mut self.memory),
         }
     }
 
-    /// Has `binding`, which must not be used for longer than this is there, take an input of this shape from here:
-    /// with a copy where the device has memory of its own.
-    fn bind_input(
-        &mut self,
-        binding: &mut IoBinding,
-        (name, shape): (&str, Shape),
-    ) -> ort::Result<()> {
-        match self.pinned || *self.memory.shape() != shape {
-            true => binding.bind_input(name, &*self.as_ordinary(shape)?),
+    /// Has `binding`, which must not be used for longer than this is there, take an input from here: with a copy
+    /// where the device has memory of its own.
+    fn bind_input(&mut self, binding: &mut IoBinding, name: &str) -> ort::Result<()> {
+        match self.pinned {
+            true => binding.bind_input(name, &*self.as_ordinary()?),
             false => binding.bind_input(name, &self.memory),
         }
     }
@@ -121,7 +111,7 @@ impl<T: PrimitiveTensorElementType + Debug> Staged<T> {
         copy: impl FnOnce(*const sys::OrtValue) -> ort::Result<()>,
     ) -> ort::Result<()> {
         match self.pinned {
-            true => copy(self.as_ordinary(self.memory.shape().clone())?.ptr()),
+            true => copy(self.as_ordinary()?.ptr()),
             false => copy(self.memory.ptr()),
         }
     }
@@ -148,8 +138,9 @@ impl Buffers {
             }
             None => (Allocator::default(), memory),
         };
+        let counts = BufferUse::default();
         let (bound, recorder) = (Vec::new(), None);
-        Self { bound, allocator, memory, dimensions, recorder, replays: 0 }
+        Self { bound, allocator, memory, dimensions, counts, recorder, replays: 0 }
     }
 
     /// Makes recordings with `recorder` from here on.
@@ -162,15 +153,16 @@ impl Buffers {
     ///
     /// # Errors
     /// Whatever ONNX Runtime says; then nothing is replayed.
-    pub fn record(&mut self, session: &Session, shape: [usize; 2]) -> ort::Result<()> {
+    pub fn record(&mut self, session: &mut Session, shape: [usize; 2]) -> ort::Result<()> {
         let Some(recorder) = &mut self.recorder else { return Ok(()) };
         let mut recording = recorder.prepare(session, shape, self.dimensions)?;
         let [rows, length] = shape;
         let mut padded = Padded::default();
         let lengths = vec![i32::try_from(length).unwrap_or(i32::MAX); rows];
         padded.fill(&Batch { ids: &vec![1; rows * length], lengths: &lengths });
-        self.fill(session, &Rows::Padded(padded))?;
-        let Bound { inputs, vectors, recording: recorded, .. } = self.filled()?;
+        let rows = Rows::Padded(padded);
+        let given = (rows.shape(), &rows.inputs()[..]);
+        let Bound { inputs, vectors, recording: recorded, .. } = self.filled(session, given)?;
         recording.run(session, inputs, vectors)?;
         *recorded = Some(recording);
         Ok(())
@@ -183,33 +175,38 @@ impl Buffers {
         }
     }
 
-    /// Computes the batch that is filled in, which `rows` has. Tells what goes to the device and comes back.
+    /// Computes a batch, of which the caller wants the first rows: as many as `out` has room for. Tells
+    /// what went to the device and came back.
     ///
     /// # Errors
     /// Whatever ONNX Runtime says.
-    pub fn compute(
+    pub fn run(
         &mut self,
-        (session, options): (&Session, &RunOptions),
+        (session, options): (&mut Session, &RunOptions),
         rows: &Rows,
+        out: &mut [f32],
     ) -> ort::Result<Transfer> {
-        let Bound { binding, inputs, vectors, recording, .. } = self.filled()?;
-        let replayed = recording.is_some();
-        match recording {
-            Some(recording) => recording.run(session, inputs, vectors)?,
-            None => session::run(session, binding, options)?,
+        let memory = self.memory;
+        let given = rows.inputs();
+        let bound = self.filled(session, (rows.shape(), &given))?;
+        let Bound { binding, inputs, vectors, recording, .. } = bound;
+        if let Some(recording) = recording {
+            recording.run(session, inputs, vectors)?;
+        } else {
+            if memory.is_separate() {
+                for (Input { name, .. }, staged) in given.iter().zip(inputs) {
+                    staged.bind_input(binding, name)?;
+                }
+            }
+            drop(session.run_binding_with_options(binding, options)?);
         }
-        let inputs = rows.inputs().iter().map(|input| size_of_val(input.data)).sum();
-        let results = size_of_val(vectors.memory.extract_tensor().1);
+        let replayed = recording.is_some();
+        let (_, vectors) = vectors.memory.extract_tensor();
+        out.copy_from_slice(&vectors[..out.len()]);
+        let inputs = given.iter().map(|input| size_of_val(input.data)).sum();
+        let results = size_of_val(vectors);
         self.replays += u64::from(replayed);
         Ok(Transfer { inputs, results })
-    }
-
-    /// Copies the first rows of what was computed last out: as many as `out` has room for.
-    pub fn take(&self, out: &mut [f32]) {
-        if let Some(bound) = self.bound.last() {
-            let (_, vectors) = bound.vectors.memory.extract_tensor();
-            out.copy_from_slice(&vectors[..out.len()]);
-        }
     }
 
     /// Batches that were replayed; none where nothing is recorded.
@@ -217,8 +214,14 @@ impl Buffers {
         self.recorder.as_ref().map(|_| self.replays)
     }
 
+    /// Batches by whether there were buffers for all that they have.
+    pub fn counts(&self) -> BufferUse {
+        self.counts
+    }
+
     /// Counts from here on.
     pub fn start_counting(&mut self) {
+        self.counts = BufferUse::default();
         self.replays = 0;
     }
 
@@ -238,14 +241,14 @@ impl Buffers {
         self.bound.retain(|bound| bound.recording.is_some());
     }
 
-    /// Fills a batch in, and copies it to a device with memory of its own. Tells whether there were buffers for all
-    /// that it has.
-    ///
-    /// # Errors
-    /// Whatever ONNX Runtime says.
-    pub fn fill(&mut self, session: &Session, rows: &Rows) -> ort::Result<bool> {
-        let (shape, given) = (rows.shape(), rows.inputs());
+    /// The buffers of a batch's shape, with what it gives the inputs.
+    fn filled(
+        &mut self,
+        session: &Session,
+        (shape, given): ([usize; 2], &[Input<'_>]),
+    ) -> ort::Result<&mut Bound> {
         let at = self.bound.iter().position(|bound| bound.shape == shape);
+        let mut found = at.is_some();
         let mut bound = match at {
             Some(at) => self.bound.remove(at),
             None => {
@@ -253,22 +256,23 @@ impl Buffers {
                     let oldest = self.bound.iter().position(|bound| bound.recording.is_none());
                     self.bound.remove(oldest.unwrap_or(0));
                 }
-                self.bind(session, (shape, &given))?
+                self.bind(session, (shape, given))?
             }
         };
-        let Bound { binding, inputs, recording, .. } = &mut bound;
-        for (Input { name, dims, data, .. }, staged) in given.iter().zip(inputs) {
-            staged.memory.extract_tensor_mut().1[..data.len()].copy_from_slice(data);
-            if self.memory.is_separate() && recording.is_none() {
-                staged.bind_input(binding, (name, dims[..].into()))?;
+        for (Input { name, dims, data }, staged) in given.iter().zip(&mut bound.inputs) {
+            // Rows that are not padded have as many tokens as they have.
+            if staged.memory.extract_tensor().1.len() != data.len() {
+                found = false;
+                *staged = self.staged(dims)?;
+                if !self.memory.is_separate() {
+                    staged.bind_input(&mut bound.binding, name)?;
+                }
             }
+            staged.memory.extract_tensor_mut().1.copy_from_slice(data);
         }
+        self.counts.found += u64::from(found);
+        self.counts.made += u64::from(!found);
         self.bound.push(bound);
-        Ok(at.is_some())
-    }
-
-    /// The buffers that were filled last.
-    fn filled(&mut self) -> ort::Result<&mut Bound> {
         self.bound.last_mut().ok_or_else(|| ort::Error::new("no buffers are bound"))
     }
 
@@ -279,13 +283,11 @@ impl Buffers {
     ) -> ort::Result<Bound> {
         let mut binding = session.create_binding()?;
         let mut inputs = Vec::with_capacity(given.len());
-        for Input { name, dims, room, data } in given {
-            // Rows that are not padded have as many tokens as they have.
-            let mut staged =
-                if *room > data.len() { self.staged(&[*room])? } else { self.staged(dims)? };
+        for Input { name, dims, .. } in given {
+            let mut staged = self.staged(dims)?;
             // Where the device has memory of its own, this copies: each batch does it with its own data.
             if !self.memory.is_separate() {
-                staged.bind_input(&mut binding, (name, dims[..].into()))?;
+                staged.bind_input(&mut binding, name)?;
             }
             inputs.push(staged);
         }

@@ -1,15 +1,12 @@
 //! How batches go into a graph and vectors come out of it.
 
-use std::sync::Arc;
-
 use op_dbus_engine::foreign::{self, Filled, Input, Output, Padded, Pooling};
-use op_dbus_engine::{BackendError, Batch, Buckets};
+use op_dbus_engine::{BackendError, Batch};
 use ort::session::builder::SessionBuilder;
 use ort::session::{RunOptions, Session, SessionInputValue};
 use ort::value::TensorRef;
 
 use crate::binding::Buffers;
-use crate::lanes::Lanes;
 use crate::rows::{self, Rows};
 use crate::{Graph, failure, own};
 
@@ -23,15 +20,14 @@ pub(crate) struct Transfer {
 /// How batches go into the graph and vectors come out of it.
 pub(crate) enum Feed {
     /// Tensors are made for each batch.
-    Compiled(Rows),
+    Compiled,
     /// As `Compiled`, by buffers that are kept.
-    Bound(Lanes),
+    Bound(Buffers),
     /// A graph of the user's own.
     Own(OwnFeed),
 }
 
 pub(crate) struct OwnFeed {
-    padded: Padded,
     inputs: Vec<Input>,
     /// The data of each input.
     filled: Vec<Filled>,
@@ -41,7 +37,7 @@ pub(crate) struct OwnFeed {
 }
 
 impl Feed {
-    /// Makes a session of the graph, and finds out how it is fed.
+    /// Makes a session of the graph, and finds out how it is fed, and with rows in which form.
     ///
     /// # Errors
     /// [`BackendError::Load`]: a damaged graph, or one whose inputs and outputs are not understood.
@@ -49,7 +45,7 @@ impl Feed {
         mut builder: SessionBuilder,
         graph: Graph,
         dimensions: usize,
-    ) -> Result<(Session, Self), BackendError> {
+    ) -> Result<(Session, Self, Rows), BackendError> {
         let (path, pooling, normalize) = match graph {
             Graph::Compiled(bytes) => return compiled(builder, &bytes, dimensions),
             Graph::Own { path, pooling, normalize } => (path, pooling, normalize),
@@ -61,61 +57,38 @@ impl Feed {
         let inputs = own::inputs(&session).map_err(refused)?;
         let output = own::output(&session, dimensions).map_err(refused)?;
         let filled = inputs.iter().map(|input| Filled::new(input.integers)).collect();
-        let padded = Padded::default();
-        let own = OwnFeed { padded, inputs, filled, output, pooling, normalize };
-        Ok((session, Self::Own(own)))
+        let own = OwnFeed { inputs, filled, output, pooling, normalize };
+        Ok((session, Self::Own(own), Rows::Padded(Padded::default())))
     }
 
-    /// Computes a batch, of which the caller wants the first rows: as many as `out` has room for. Rows have a shape
-    /// that many share if there are `buckets`.
+    /// Computes a batch, which `rows` has taken over.
     ///
     /// # Errors
     /// Whatever ONNX Runtime says.
     pub fn run(
         &mut self,
-        (session, options): (&mut Arc<Session>, &RunOptions),
-        (batch, buckets): (&Batch<'_>, Option<Buckets>),
+        (session, options): (&mut Session, &RunOptions),
+        rows: &Rows,
+        batch: &Batch<'_>,
         out: &mut [f32],
     ) -> Result<Transfer, BackendError> {
-        match self {
-            Self::Compiled(rows) => {
-                rows.fill(batch, buckets);
-                run_compiled((alone(session)?, options), rows, out)
+        match (self, rows) {
+            (Self::Own(feed), Rows::Padded(padded)) => {
+                feed.run((session, options), padded, batch.lengths, out)
             }
-            Self::Bound(lanes) => lanes.run((session, options), (batch, buckets), out),
-            Self::Own(feed) => feed.run((alone(session)?, options), batch, out),
+            (Self::Bound(buffers), _) => {
+                buffers.run((session, options), rows, out).map_err(failure::run)
+            }
+            (Self::Compiled | Self::Own(_), _) => run_compiled((session, options), rows, out),
         }
     }
-
-    /// Whatever is kept of batches.
-    pub fn clear(&mut self) {
-        match self {
-            Self::Compiled(rows) => rows.clear(),
-            Self::Bound(lanes) => lanes.clear(),
-            Self::Own(feed) => feed.clear(),
-        }
-    }
-
-    /// Those that recordings are made of.
-    pub fn buffers(&mut self) -> Option<&mut Buffers> {
-        match self {
-            Self::Bound(lanes) => lanes.first(),
-            Self::Compiled(_) | Self::Own(_) => None,
-        }
-    }
-}
-
-/// A session that no other thread computes with, as it is where batches are not bound.
-fn alone(session: &mut Arc<Session>) -> Result<&mut Session, BackendError> {
-    let busy = || BackendError::Failed("another batch is being computed".to_owned());
-    Arc::get_mut(session).ok_or_else(busy)
 }
 
 fn compiled(
     mut builder: SessionBuilder,
     bytes: &[u8],
     dimensions: usize,
-) -> Result<(Session, Feed), BackendError> {
+) -> Result<(Session, Feed, Rows), BackendError> {
     let session = builder
         .commit_from_memory(bytes)
         .map_err(|error| failure::load("the compiled graph", error))?;
@@ -128,7 +101,7 @@ fn compiled(
         )));
     }
     let rows = Rows::of(&session).map_err(|error| failure::load("the compiled graph", error))?;
-    Ok((session, Feed::Compiled(rows)))
+    Ok((session, Feed::Compiled, rows))
 }
 
 fn run_compiled(
@@ -139,7 +112,7 @@ fn run_compiled(
     let mut run = || -> ort::Result<Transfer> {
         let mut values: Vec<(_, SessionInputValue<'_>)> = Vec::new();
         let mut inputs = 0;
-        for rows::Input { name, dims, data, .. } in rows.inputs() {
+        for rows::Input { name, dims, data } in rows.inputs() {
             values.push((name, TensorRef::from_array_view((dims, data))?.into()));
             inputs += size_of_val(data);
         }
@@ -167,18 +140,16 @@ fn wrong_size(found: usize, expected: usize) -> ort::Error {
 impl OwnFeed {
     /// Gives back what the data of the last batch take.
     pub fn clear(&mut self) {
-        self.padded = Padded::default();
         self.filled = self.inputs.iter().map(|input| Filled::new(input.integers)).collect();
     }
 
     fn run(
         &mut self,
         (session, options): (&mut Session, &RunOptions),
-        batch: &Batch<'_>,
+        padded: &Padded,
+        lengths: &[i32],
         out: &mut [f32],
     ) -> Result<Transfer, BackendError> {
-        self.padded.fill(batch);
-        let (padded, lengths) = (&self.padded, batch.lengths);
         for (input, data) in self.inputs.iter().zip(&mut self.filled) {
             data.fill(input.content, padded, lengths);
         }

@@ -13,7 +13,6 @@ mod calibrate;
 mod elf;
 mod failure;
 mod feed;
-mod lanes;
 mod library;
 mod openvino;
 mod own;

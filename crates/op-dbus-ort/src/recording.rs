@@ -19,7 +19,6 @@ use crate::backend::{OrtBackend, WARM_UP_MAX, milliseconds};
 use crate::binding::Staged;
 use crate::failure;
 use crate::feed::Feed;
-use crate::session;
 
 /// Tokens of the largest shape that is recorded, padding included. With more, a device computes for longer
 /// than it takes to tell it what; and each recording keeps memory.
@@ -40,18 +39,16 @@ pub(crate) fn skip(options: &mut RunOptions) -> ort::Result<()> {
     options.set(NUMBER, "-1")
 }
 
-/// Whether what was made in another way, replayed or beside another batch, is what an ordinary run has made.
+/// Whether what was replayed is what an ordinary run has made.
 ///
 /// # Errors
 /// It is not.
-pub(crate) fn compare(expected: &[f32], found: &[f32]) -> Result<(), BackendError> {
+fn compare(expected: &[f32], found: &[f32]) -> Result<(), BackendError> {
     let largest = expected.iter().fold(0.0, |largest: f32, value| largest.max(value.abs()));
     let near = |(a, b): (&f32, &f32)| (a - b).abs() <= DIFFERENCE_MAX * largest;
     match expected.iter().zip(found).all(near) {
         true => Ok(()),
-        false => {
-            Err(BackendError::Failed("its vectors are not those of an ordinary run".to_owned()))
-        }
+        false => Err(BackendError::Failed("what was replayed differs from a run".to_owned())),
     }
 }
 
@@ -59,10 +56,7 @@ impl OrtBackend {
     /// Has the provider record batches of the small shapes, the smallest first, of which the least time
     /// goes into computing: as many as there is time for.
     pub(crate) fn record(&mut self, environment: Environment, place: Place) {
-        let Feed::Bound(lanes) = &mut self.feed else { return };
-        // A provider that records computes nothing beside that.
-        lanes.keep_one();
-        let Some(buffers) = lanes.first() else { return };
+        let Feed::Bound(buffers) = &mut self.feed else { return };
         match Recorder::new(environment, &self.session, place) {
             Ok(recorder) => buffers.record_with(recorder),
             Err(error) => return tracing::warn!(%error, "no batch is recorded"),
@@ -96,11 +90,11 @@ impl OrtBackend {
         let mut expected = vec![0.0; rows * self.description.dimensions];
         let mut found = expected.clone();
         self.compute(&batch, &mut expected, false)?;
-        let Some(buffers) = self.feed.buffers() else { return Ok(()) };
-        let recorded = buffers.record(&self.session, shape).map_err(failure::run);
+        let Feed::Bound(buffers) = &mut self.feed else { return Ok(()) };
+        let recorded = buffers.record(&mut self.session, shape).map_err(failure::run);
         let replayed = recorded.and_then(|()| self.compute(&batch, &mut found, false));
         let result = replayed.and_then(|()| compare(&expected, &found));
-        if let (Err(_), Some(buffers)) = (&result, self.feed.buffers()) {
+        if let (Err(_), Feed::Bound(buffers)) = (&result, &mut self.feed) {
             buffers.forget(shape);
         }
         result
@@ -173,7 +167,7 @@ impl Recording {
     /// Whatever ONNX Runtime says.
     pub fn run(
         &mut self,
-        session: &Session,
+        session: &mut Session,
         inputs: &[Staged<i32>],
         vectors: &mut Staged<f32>,
     ) -> ort::Result<()> {
@@ -186,7 +180,7 @@ impl Recording {
             copy(&self.environment, ids.ptr(), self.ids.ptr())?;
             copy(&self.environment, lengths.ptr(), self.lengths.ptr())?;
         }
-        session::run(session, &self.binding, &self.run)?;
+        drop(session.run_binding_with_options(&self.binding, &self.run)?);
         let from = self.vectors.ptr();
         // SAFETY: as above; that into which it is copied is borrowed for it alone.
         vectors.filled_by(|to| unsafe { copy(&self.environment, from, to) })

@@ -19,8 +19,6 @@ pub(crate) enum Rows {
 pub(crate) struct Input<'a> {
     pub name: &'static str,
     pub dims: Vec<usize>,
-    /// Values at most in batches of this shape.
-    pub room: usize,
     pub data: &'a [i32],
 }
 
@@ -34,19 +32,7 @@ impl Rows {
             return Ok(Self::Padded(Padded::default()));
         }
         let padding = session.metadata()?.custom(PADDING_ID).and_then(|id| id.parse().ok());
-        let places = session.inputs().iter().any(|input| input.name() == "places").then(Vec::new);
-        Ok(Self::Packed(Packed { padding, places, ..Packed::default() }))
-    }
-
-    /// Empty ones of the same form.
-    pub fn like(&self) -> Self {
-        match self {
-            Self::Padded(_) => Self::Padded(Padded::default()),
-            Self::Packed(packed) => {
-                let places = packed.places.as_ref().map(|_| Vec::new());
-                Self::Packed(Packed { padding: packed.padding, places, ..Packed::default() })
-            }
-        }
+        Ok(Self::Packed(Packed { padding, ..Packed::default() }))
     }
 
     /// Takes a batch over, in a shape that many share if there are `buckets`, with rows of one token behind
@@ -64,7 +50,12 @@ impl Rows {
 
     /// Gives back what the last batch takes.
     pub fn clear(&mut self) {
-        *self = self.like();
+        *self = match self {
+            Self::Padded(_) => Self::Padded(Padded::default()),
+            Self::Packed(packed) => {
+                Self::Packed(Packed { padding: packed.padding, ..Packed::default() })
+            }
+        };
     }
 
     /// `[rows, sequence length]`.
@@ -78,31 +69,24 @@ impl Rows {
     /// What the batch gives each input.
     pub fn inputs(&self) -> Vec<Input<'_>> {
         let [rows, length] = self.shape();
+        let input = |name, dims: &[usize], data| Input { name, dims: dims.to_vec(), data };
         match self {
             Self::Padded(padded) => vec![
-                input("input_ids", &[rows, length], &padded.ids),
+                input("input_ids", &[rows, length], &padded.ids[..]),
                 input("lengths", &[rows], &padded.lengths),
             ],
             Self::Packed(packed) => {
                 let tokens = packed.ids.len();
-                let room = rows * length;
-                let places = packed.places.as_ref();
-                let mut inputs = vec![
-                    Input { room, ..input("input_ids", &[tokens], &packed.ids) },
+                vec![
+                    input("input_ids", &[tokens], &packed.ids[..]),
                     input("lengths", &[rows], &packed.lengths),
-                    Input { room, ..input("position_ids", &[tokens], &packed.positions) },
+                    input("position_ids", &[tokens], &packed.positions),
                     input(WITHOUT_PADDING, &[rows, length], &packed.offsets),
                     input("cumulative_lengths", &[rows + 1], &packed.cumulative),
-                ];
-                inputs.extend(places.map(|places| input("places", &[rows, length], places)));
-                inputs
+                ]
             }
         }
     }
-}
-
-fn input<'a>(name: &'static str, dims: &[usize], data: &'a [i32]) -> Input<'a> {
-    Input { name, dims: dims.to_vec(), room: data.len(), data }
 }
 
 /// A batch without padding.
@@ -123,9 +107,6 @@ pub(crate) struct Packed {
     offsets: Vec<i32>,
     /// Tokens before each row, and all of them, `[rows + 1]`.
     cumulative: Vec<i32>,
-    /// Which token is at each place of the padded batch, and behind each row's own its first,
-    /// `[rows, sequence length]`; none where nobody asks.
-    places: Option<Vec<i32>>,
 }
 
 impl Packed {
@@ -141,9 +122,6 @@ impl Packed {
         self.offsets.clear();
         self.cumulative.clear();
         self.cumulative.push(0);
-        if let Some(places) = &mut self.places {
-            places.clear();
-        }
         let mut tokens = 0;
         for (row, own) in self.lengths.iter().enumerate() {
             let own = usize::try_from(*own).unwrap_or(0);
@@ -160,10 +138,6 @@ impl Packed {
                 }
             }
             self.offsets.extend(number(row * length)..number(row * length + own));
-            if let Some(places) = &mut self.places {
-                places.extend(number(tokens)..number(tokens + own));
-                places.extend(std::iter::repeat_n(number(tokens), length - own));
-            }
             tokens += own;
             self.cumulative.push(number(tokens));
         }
@@ -211,8 +185,7 @@ mod tests {
     #[test]
     fn what_each_input_is_given_has_its_shape() {
         for rows in [Rows::Packed(filled(None, [4, 8])), Rows::Padded(Padded::default())] {
-            for Input { name, dims, room, data } in rows.inputs() {
-                assert!(room >= data.len(), "{name}");
+            for Input { name, dims, data } in rows.inputs() {
                 assert_eq!(dims.iter().product::<usize>(), data.len(), "{name}");
             }
         }

@@ -3,8 +3,7 @@
 use ort::environment::Environment;
 use ort::ep::{CPU, ExecutionProvider};
 use ort::session::builder::SessionBuilder;
-use ort::session::{IoBinding, RunOptions, Session};
-use ort::{AsPointer, sys};
+use ort::session::{RunOptions, Session};
 
 /// Prepares a session that computes on `threads` threads of the CPU.
 ///
@@ -47,18 +46,4 @@ pub(crate) fn shrinking(arenas: &str) -> ort::Result<RunOptions> {
     let mut options = RunOptions::new()?;
     options.set("memory.enable_memory_arena_shrinkage", arenas)?;
     Ok(options)
-}
-
-/// Runs `session` with what is bound, into what is bound: other threads may run it at the same time.
-///
-/// # Errors
-/// Whatever ONNX Runtime says.
-pub(crate) fn run(session: &Session, binding: &IoBinding, options: &RunOptions) -> ort::Result<()> {
-    let (session, options): (*const sys::OrtSession, _) = (session.ptr(), options.ptr());
-    // SAFETY: all three are the runtime's own and borrowed until it returns. It lets several threads run one session
-    // at the same time, and has them wait for each other where a provider can't; the binding, which can't be shared
-    // with another thread, is this one's alone.
-    let status = unsafe { (ort::api().RunWithBinding)(session.cast_mut(), options, binding.ptr()) };
-    // SAFETY: the status is the runtime's own, and nobody else has it.
-    unsafe { ort::Error::result_from_status(status) }
 }

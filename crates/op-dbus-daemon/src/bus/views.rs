@@ -287,7 +287,6 @@ pub fn statistics(service: &Service) -> Dictionary {
         ("padded_tokens", stats.padded_tokens.into()),
         ("padded_over_tokens", padding.into()),
         ("batches", stats.batches.into()),
-        ("batches_begun", stats.batches_begun.into()),
         ("truncated", stats.truncated.into()),
         ("cached", stats.cached.into()),
         ("retries", stats.retries.into()),

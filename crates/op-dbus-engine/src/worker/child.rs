@@ -99,7 +99,7 @@ impl Backend for ChildBackend {
     }
 
     fn run(&mut self, batch: &Batch<'_>, out: &mut [f32]) -> Result<(), BackendError> {
-        self.run_while(batch, out, &mut |_, _| ())
+        self.run_while(batch, out, &mut |_| ())
     }
 
     fn run_while(

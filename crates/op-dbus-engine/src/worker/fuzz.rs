@@ -34,7 +34,7 @@ pub(crate) fn answers(bytes: &[u8]) -> bool {
     assert_eq!((description.dimensions, description.pid), (SHAPE.dimensions, 1));
     let (mut out, mut understood) = ([f32::NAN; 4], false);
     for _ in 0..MESSAGES_MAX {
-        match link.run_while(&BATCH, &mut out, &mut |_, _| ()) {
+        match link.run_while(&BATCH, &mut out, &mut |_| ()) {
             Ok(_) => understood = true,
             Err(error) => {
                 assert!(error.to_string().len() < 20_000);

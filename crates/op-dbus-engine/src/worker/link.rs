@@ -126,7 +126,7 @@ impl Link {
             None => self.begin(batch, 0)?,
         };
         let slot = begun.slot;
-        meanwhile(None, &mut |next| {
+        meanwhile(&mut |next| {
             let next = self.begin(next, (slot + 1) % SLOTS);
             // Whatever is in the way of it is told of the batch that is computed, or of this one when it is asked
             // for again.

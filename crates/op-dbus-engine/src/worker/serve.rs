@@ -4,7 +4,6 @@ use std::io::{self, IoSliceMut};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use nix::errno::Errno;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{ControlMessageOwned, MsgFlags, recvmsg};
 
 use super::RegionShape;
@@ -12,7 +11,7 @@ use super::protocol::{
     Answer, MESSAGE_BYTES_MAX, ReceiveError, Request, VERSION, parse, receive_message, send_message,
 };
 use super::region::{Region, SLOTS};
-use crate::backend::{Backend, BackendError, Begin, Description, Footprint};
+use crate::backend::{Backend, BackendError, Description, Footprint};
 use crate::batch::Batch;
 use crate::memory;
 
@@ -35,7 +34,7 @@ pub(super) fn serve_on(
     load: impl FnOnce() -> Result<Box<dyn Backend>, BackendError>,
 ) -> io::Result<()> {
     let (memory, shape) = receive_hello(socket)?;
-    let regions = [Region::open(&memory, shape)?, Region::open(&memory, shape)?];
+    let region = Region::open(&memory, shape)?;
     let mut backend = match load() {
         Ok(backend) => backend,
         Err(error) => return send_message(socket, &Answer::unloadable(&error)),
@@ -47,9 +46,9 @@ pub(super) fn serve_on(
     }
     let mut device = description.device.clone();
     send_message(socket, &Answer::Ready { description })?;
-    let mut batches = Batches::new(socket, regions, shape);
+    let mut batches = Batches::new(region, shape);
     loop {
-        match batches.next() {
+        match receive_message(socket, None) {
             Ok(Request::Run { number, slot, rows, tokens }) => {
                 let result = batches.run(backend.as_mut(), slot, (rows, tokens));
                 let answer = match result {
@@ -91,30 +90,20 @@ fn moved(backend: &dyn Backend, device: &mut String) -> Option<String> {
     })
 }
 
-/// What the engine asks for, and the shared memory that it has to do with.
-struct Batches<'a> {
-    socket: BorrowedFd<'a>,
+/// The shared memory, and private copies of what is to be computed in it.
+struct Batches {
+    region: Region,
     shape: RegionShape,
-    /// The memory, mapped twice: the next batch is read by the first while vectors are written by the second.
-    regions: [Region; 2],
-    batch: Copied,
-    /// The next batch, if the backend has begun it.
-    next: Copied,
-    begun: bool,
-    /// What was read while a batch was computed.
-    asked: Option<Result<Request, ReceiveError>>,
+    ids: Vec<i32>,
+    lengths: Vec<i32>,
 }
 
-impl<'a> Batches<'a> {
+impl Batches {
     /// Room for the largest batch at once: pages that no batch has touched take no memory.
-    fn new(socket: BorrowedFd<'a>, regions: [Region; 2], shape: RegionShape) -> Self {
-        let [batch, next] = [Copied::new(shape), Copied::new(shape)];
-        Self { socket, shape, regions, batch, next, begun: false, asked: None }
-    }
-
-    /// What the engine asks for next.
-    fn next(&mut self) -> Result<Request, ReceiveError> {
-        self.asked.take().unwrap_or_else(|| receive_message(self.socket, None))
+    fn new(region: Region, shape: RegionShape) -> Self {
+        let RegionShape { tokens_max, rows_max, .. } = shape;
+        let (ids, lengths) = (Vec::with_capacity(tokens_max), Vec::with_capacity(rows_max));
+        Self { region, shape, ids, lengths }
     }
 
     fn run(
@@ -123,79 +112,27 @@ impl<'a> Batches<'a> {
         slot: usize,
         (rows, tokens): (usize, usize),
     ) -> Result<(), BackendError> {
-        let Self { socket, shape, regions: [reads, writes], batch, next, begun, asked } = self;
-        if std::mem::take(begun) {
-            std::mem::swap(batch, next);
-        } else {
-            batch.copy(reads, slot, (rows, tokens))?;
-        }
-        // SAFETY: the engine, which has asked for this batch, leaves its vectors alone until it is
-        // answered, whatever it does in the other slot; it ends this process where it does not want to wait for that.
-        let out = unsafe { writes.vectors_mut(slot, rows * shape.dimensions) };
-        let mut meanwhile = |done: Option<BorrowedFd<'_>>, begin: &mut Begin<'_>| {
-            if !done.is_some_and(|done| comes_first(*socket, done)) {
-                return;
-            }
-            let request = receive_message(*socket, None);
-            if let Ok(Request::Run { slot, rows, tokens, .. }) = request {
-                // What is wrong with it is told when it is its turn.
-                *begun = next.copy(reads, slot, (rows, tokens)).is_ok() && begin(&next.batch());
-            }
-            *asked = Some(request);
-        };
-        let result = backend.run_while(&batch.batch(), out, &mut meanwhile);
-        if result.is_err() && std::mem::take(begun) {
-            backend.forget_begun();
-        }
-        result
-    }
-
-    /// Gives back what the last batch left here, in the backend and in the C library.
-    fn trim(&mut self, backend: &mut dyn Backend) -> Result<Footprint, BackendError> {
-        (self.batch, self.next) = Default::default();
-        let elsewhere = backend.trim()?;
-        memory::trim();
-        Ok(elsewhere)
-    }
-}
-
-/// A private copy of a batch: the engine may write to the shared memory at any moment.
-#[derive(Default)]
-struct Copied {
-    ids: Vec<i32>,
-    lengths: Vec<i32>,
-}
-
-impl Copied {
-    fn new(RegionShape { tokens_max, rows_max, .. }: RegionShape) -> Self {
-        Self { ids: Vec::with_capacity(tokens_max), lengths: Vec::with_capacity(rows_max) }
-    }
-
-    fn copy(
-        &mut self,
-        region: &Region,
-        slot: usize,
-        (rows, tokens): (usize, usize),
-    ) -> Result<(), BackendError> {
-        if slot >= SLOTS || !region.fits(rows, tokens) {
+        if slot >= SLOTS || !self.region.fits(rows, tokens) {
             return Err(BackendError::Failed("the batch does not fit the shared memory".into()));
         }
         self.ids.resize(tokens, 0);
         self.lengths.resize(rows, 0);
-        region.read_batch(slot, &mut self.ids, &mut self.lengths);
-        self.batch().check()
+        self.region.read_batch(slot, &mut self.ids, &mut self.lengths);
+        let batch = Batch { ids: &self.ids, lengths: &self.lengths };
+        batch.check()?;
+        // SAFETY: the engine, which has asked for this batch, leaves its vectors alone until it is
+        // answered, whatever it does in the other slot; it ends this process where it does not want to wait for that.
+        let out = unsafe { self.region.vectors_mut(slot, rows * self.shape.dimensions) };
+        backend.run(&batch, out)
     }
 
-    fn batch(&self) -> Batch<'_> {
-        Batch { ids: &self.ids, lengths: &self.lengths }
+    /// Gives back what the last batch left here, in the backend and in the C library.
+    fn trim(&mut self, backend: &mut dyn Backend) -> Result<Footprint, BackendError> {
+        (self.ids, self.lengths) = Default::default();
+        let elsewhere = backend.trim()?;
+        memory::trim();
+        Ok(elsewhere)
     }
-}
-
-/// Waits for what the engine asks next, or for `done`; false where nothing was asked by then.
-fn comes_first(socket: BorrowedFd<'_>, done: BorrowedFd<'_>) -> bool {
-    let mut ends = [PollFd::new(socket, PollFlags::POLLIN), PollFd::new(done, PollFlags::POLLIN)];
-    while poll(&mut ends, PollTimeout::NONE) == Err(Errno::EINTR) {}
-    ends[0].any().unwrap_or(false)
 }
 
 fn receive_hello(socket: BorrowedFd<'_>) -> io::Result<(OwnedFd, RegionShape)> {

@@ -1,7 +1,7 @@
 //! A worker's two ends, over a real socket: honest ones, and workers that lie, stall or vanish.
 
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::mpsc::{Receiver, channel};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -70,7 +70,7 @@ fn run_with(timeouts: Timeouts, answer: impl Fn(&OwnedFd) + Send + 'static) -> B
 }
 
 fn run(link: &mut Link, batch: &Batch<'_>, out: &mut [f32]) -> Result<(), BackendError> {
-    link.run_while(batch, out, &mut |_, _| ()).map(drop)
+    link.run_while(batch, out, &mut |_| ()).map(drop)
 }
 
 fn send_raw(socket: &OwnedFd, bytes: &[u8]) {
@@ -129,7 +129,7 @@ fn device_and_memory_of_a_batch_are_told() {
     });
     let mut link = link.unwrap().0;
     for (device, found) in [("sim:1", 1), ("sim:2", 2), ("sim:1", 3)] {
-        let (moved, memory) = link.run_while(&BATCH, &mut [0.0; 8], &mut |_, _| ()).unwrap();
+        let (moved, memory) = link.run_while(&BATCH, &mut [0.0; 8], &mut |_| ()).unwrap();
         assert_eq!(moved.as_deref(), Some(device));
         assert_eq!(memory.buffers, Some(BufferUse { found, made: 0 }));
     }
@@ -265,7 +265,7 @@ fn the_engine_has_time_while_a_worker_computes() {
         go.recv().unwrap();
         send_message(&socket, &done(1)).unwrap();
     });
-    let mut meanwhile = |_: Option<BorrowedFd<'_>>, _: &mut Begin<'_>| computed.send(()).unwrap();
+    let mut meanwhile = |_: &mut Begin<'_>| computed.send(()).unwrap();
     link.unwrap().0.run_while(&BATCH, &mut [0.0; 8], &mut meanwhile).unwrap();
     worker.join().unwrap();
 }

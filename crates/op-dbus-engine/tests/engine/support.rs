@@ -211,7 +211,7 @@ impl Backend for Gated {
         meanwhile: &mut Meanwhile<'_>,
     ) -> Result<(), BackendError> {
         let mut next = None;
-        meanwhile(None, &mut |batch| {
+        meanwhile(&mut |batch| {
             if let Some(begins) = &self.begins {
                 begins.send(texts(batch)).unwrap();
                 next = Some(texts(batch));

@@ -2,7 +2,6 @@
 
 use super::block::{Block, Stream};
 use super::operators::{Norm, Operators};
-use super::packed::Packing;
 use super::{dense, pooling};
 use crate::encoder::{Encoder, Layer, Linear, RelativeBias};
 use crate::onnx::writer::{GraphWriter, integer, port};
@@ -39,32 +38,20 @@ pub(super) fn lower(
         let block = Block { encoder, layer, index, operators };
         hidden = block.write(&mut graph, &hidden, &bias);
     }
-    let gathers = operators.packing().filter(|packing| packing.gathers);
-    let pooled = match gathers {
-        Some(packing) => pooling::pool_tokens(&mut graph, recipe.pooling, &hidden, packing),
-        None => {
-            if operators.packs() {
-                let tokens = [&*hidden, "token_offset"];
-                hidden = graph.microsoft("RestorePadding", &tokens, "rows", Vec::new());
-            }
-            let hidden = Stream::of(operators).wide(&mut graph, &hidden);
-            pooling::pool(&mut graph, recipe.pooling, &hidden)
-        }
-    };
-    let pooled = dense::apply(&mut graph, &encoder.dense, &pooled);
-    let dimensions = encoder.dimensions();
-    // The one operator takes no vectors of one number.
-    if gathers.is_some() && recipe.normalize && dimensions > 1 {
-        pooling::normalize(&mut graph, dimensions, &pooled);
-    } else {
-        pooling::finish(&mut graph, recipe.normalize.then_some(operators), &pooled);
+    if operators.packs() {
+        hidden = graph.microsoft("RestorePadding", &[&hidden, "token_offset"], "rows", Vec::new());
     }
+    let hidden = Stream::of(operators).wide(&mut graph, &hidden);
+    let pooled = pooling::pool(&mut graph, recipe.pooling, &hidden);
+    let pooled = dense::apply(&mut graph, &encoder.dense, &pooled);
+    pooling::finish(&mut graph, recipe.normalize.then_some(operators), &pooled);
 
-    let outputs = vec![port("embedding", FLOAT, &["batch", &dimensions.to_string()])];
-    graph.finish(inputs(operators), outputs)
+    let dimensions = encoder.dimensions().to_string();
+    let outputs = vec![port("embedding", FLOAT, &["batch", &dimensions])];
+    graph.finish(inputs(operators.packs()), outputs)
 }
 
-fn inputs(operators: &dyn Operators) -> Vec<ValueInfo> {
+fn inputs(packed: bool) -> Vec<ValueInfo> {
     let input = |(name, dims): &(&str, &[&str])| port(name, INT32, dims);
     let padded: &[(&str, &[&str])] =
         &[("input_ids", &["batch", "sequence"]), ("lengths", &["batch"])];
@@ -75,14 +62,8 @@ fn inputs(operators: &dyn Operators) -> Vec<ValueInfo> {
         ("token_offset", &["batch", "sequence"]),
         // One more than the batch has rows.
         ("cumulative_lengths", &["bounds"]),
-        ("places", &["batch", "sequence"]),
     ];
-    let ports = match operators.packing() {
-        None => padded,
-        Some(Packing { gathers: true, .. }) => without,
-        Some(_) => &without[..without.len() - 1],
-    };
-    ports.iter().map(input).collect()
+    (if packed { without } else { padded }).iter().map(input).collect()
 }
 
 fn weights_bytes(encoder: &Encoder<'_>) -> usize {

@@ -1,7 +1,7 @@
 //! One block of the encoder on its way into the graph.
 
 use super::operators::{self, Attention, Operators};
-use crate::encoder::{Encoder, Layer, Linear, Norm, Tensor};
+use crate::encoder::{Encoder, Layer, Linear, Norm};
 use crate::onnx::writer::GraphWriter;
 
 /// A block, and what it is written with.
@@ -22,11 +22,8 @@ impl Block<'_, '_> {
         let operand = stream.operand(graph, input);
         let attended = operators.attention(graph, &attention, &parts, &operand);
         let output = product(graph, &self.name("output"), &layer.output, &attended);
-        let bias = operators.output_bias(layer);
-        let bias = Tensor::new(layer.output.bias.columns(), &bias);
-        let linear = Linear { weight: layer.output.weight, bias };
         let norm = &layer.attention_norm;
-        let middle = self.sum_norm(graph, "attention_norm", norm, (&linear, &output, input));
+        let middle = self.sum_norm(graph, "attention_norm", norm, (&layer.output, &output, input));
         let operand = stream.operand(graph, &middle);
         let up = product(graph, &self.name("up"), &layer.up, &operand);
         let name = self.name("activation");
@@ -64,15 +61,9 @@ pub(super) fn product(
     linear: &Linear<'_>,
     input: &str,
 ) -> String {
-    let weight = weight(graph, name, linear);
-    graph.node("MatMul", &[input, &weight], name)
-}
-
-/// What the product `name` multiplies its input with, `[inputs, outputs]`.
-pub(super) fn weight(graph: &mut GraphWriter, name: &str, linear: &Linear<'_>) -> String {
-    let (name, dims) = (format!("{name}.weight"), [linear.weight.columns(), linear.weight.rows()]);
-    graph.operand(&name, &dims, linear.weight.transposed());
-    name
+    let dims = [linear.weight.columns(), linear.weight.rows()];
+    graph.operand(&format!("{name}.weight"), &dims, linear.weight.transposed());
+    graph.node("MatMul", &[input, &format!("{name}.weight")], name)
 }
 
 /// What goes from block to block, and with it the numbers of the norms.

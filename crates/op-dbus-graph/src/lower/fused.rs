@@ -1,23 +1,21 @@
 //! ONNX Runtime's own operators, each for a group of ONNX's.
 
-use std::borrow::Cow;
-
 use super::block::{Stream, product};
 use super::operators::{Attention, Norm, Operators};
-use super::packed::{self, Packing};
-use crate::encoder::{Activation, Encoder, Layer, Linear};
+use super::packed;
+use crate::encoder::{Activation, Encoder, Linear};
 use crate::onnx::writer::{GraphWriter, integer, real};
 
 /// The dialect of ONNX Runtime.
 pub(super) struct Fused {
     /// For batches without padding. All families here end each block in a norm, so what goes on is small, and
     /// the kernels of the norms sum in 32-bit floats.
-    pub packing: Option<Packing>,
+    pub packs: bool,
 }
 
 impl Operators for Fused {
-    fn packing(&self) -> Option<Packing> {
-        self.packing
+    fn packs(&self) -> bool {
+        self.packs
     }
 
     fn needs_mask(&self) -> bool {
@@ -25,7 +23,7 @@ impl Operators for Fused {
     }
 
     fn begin(&self, graph: &mut GraphWriter, encoder: &Encoder<'_>) {
-        if self.packing.is_some_and(|packing| !packing.apart) {
+        if self.packs {
             packed::begin(graph, encoder);
         }
     }
@@ -42,12 +40,8 @@ impl Operators for Fused {
         parts: &[String; 3],
         input: &str,
     ) -> String {
-        match self.packing {
-            Some(Packing { apart: true, .. }) => {
-                return packed::attention_apart(graph, attention, parts, input);
-            }
-            Some(_) => return packed::attention(graph, attention, input),
-            None => {}
+        if self.packs {
+            return packed::attention(graph, attention, input);
         }
         let Attention { encoder, layer, name, bias } = *attention;
         let mut products = Vec::new();
@@ -64,13 +58,6 @@ impl Operators for Fused {
         }
         let heads = vec![integer("num_heads", encoder.heads as i64)];
         graph.microsoft("MultiHeadAttention", &inputs, name, heads)
-    }
-
-    fn output_bias<'a>(&self, layer: &Layer<'a>) -> Cow<'a, [u8]> {
-        match self.packing {
-            Some(Packing { apart: true, .. }) => Cow::Owned(packed::output_bias(layer)),
-            _ => Cow::Borrowed(layer.output.bias.bytes()),
-        }
     }
 
     fn sum_norm(

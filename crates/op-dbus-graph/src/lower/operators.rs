@@ -1,8 +1,5 @@
 //! What dialects have different operators for.
 
-use std::borrow::Cow;
-
-use super::packed::Packing;
 use crate::encoder::{Activation, Encoder, Layer, Linear};
 use crate::onnx::writer::GraphWriter;
 
@@ -26,15 +23,10 @@ pub(super) struct Norm<'b> {
 /// How a dialect writes what is more than a product. All take and return names. Operands are in the
 /// precision of the graph.
 pub(super) trait Operators {
-    /// How the tokens of all rows are computed one behind the other; nothing where there is padding.
-    fn packing(&self) -> Option<Packing> {
-        None
-    }
-
-    /// Whether there is no padding. What goes from block to block is operands then, and else 32-bit floats in
-    /// every precision.
+    /// Whether the tokens of all rows are computed one behind the other, without padding. What goes from
+    /// block to block is operands then, and else 32-bit floats in every precision.
     fn packs(&self) -> bool {
-        self.packing().is_some()
+        false
     }
 
     /// Whether `mask` is used before the pooling.
@@ -55,12 +47,6 @@ pub(super) trait Operators {
         parts: &[String; 3],
         input: &str,
     ) -> String;
-
-    /// The bias of `layer`'s output projection, `[hidden]`, as little-endian 32-bit floats, together with what
-    /// [`attention`](Self::attention) left to it.
-    fn output_bias<'a>(&self, layer: &Layer<'a>) -> Cow<'a, [u8]> {
-        Cow::Borrowed(layer.output.bias.bytes())
-    }
 
     /// The norm of the sum of two or three terms, all in 32-bit floats, or operands.
     fn sum_norm(

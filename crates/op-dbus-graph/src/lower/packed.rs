@@ -1,24 +1,10 @@
 //! The attention of batches without padding: tokens one behind the other, `[tokens, hidden]`.
 
-use super::block::{Stream, product, weight};
 use super::operators::Attention;
 use crate::encoder::{Encoder, Layer};
 use crate::onnx::writer::{GraphWriter, integer};
 
-/// What graphs without padding differ in.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Packing {
-    /// Query, key and value are three products, and not one.
-    pub apart: bool,
-    /// The graph has one more input, int32 `places`, `[batch, sequence]`: the token at each place of the padded
-    /// batch, where padding has any token of its row. Rows are gathered by it, and the division by a vector's
-    /// length is one operator.
-    pub gathers: bool,
-    /// Gathered rows are averaged as operands.
-    pub narrow_mean: bool,
-}
-
-/// Writes what all blocks share, unless query, key and value are apart.
+/// Writes what all blocks share.
 pub(super) fn begin(graph: &mut GraphWriter, encoder: &Encoder<'_>) {
     let (heads, size) = (encoder.heads as i64, (encoder.hidden / encoder.heads) as i64);
     graph.int64s("heads.apart", &[0, heads, 3, size]);
@@ -45,44 +31,6 @@ pub(super) fn attention(
     }
     let heads = vec![integer("num_heads", encoder.heads as i64)];
     graph.microsoft("PackedMultiHeadAttention", &inputs, name, heads)
-}
-
-/// Query, key and value are three products here, `[tokens, hidden]`, and none has a bias that is still to be added: so
-/// ONNX Runtime's memory-efficient kernel reads them where they are, and moves nothing before it begins.
-///
-/// A bias of the key would add the same to all scores of a query, which its softmax takes away again, so there is
-/// none. That of the value is in the [`output_bias`].
-pub(super) fn attention_apart(
-    graph: &mut GraphWriter,
-    attention: &Attention<'_, '_>,
-    [query, key, value]: &[String; 3],
-    input: &str,
-) -> String {
-    let Attention { encoder, layer, name, bias } = *attention;
-    let own = Stream::Narrow.bias(graph, query, &layer.query);
-    let by = weight(graph, query, &layer.query);
-    let query = graph.node("Gemm", &[input, &by, &own], query);
-    let key = product(graph, key, &layer.key, input);
-    let value = product(graph, value, &layer.value, input);
-    let mut inputs = vec![&*query, &key, &value, "", "token_offset", "cumulative_lengths"];
-    if !bias.is_empty() {
-        inputs.push(bias);
-    }
-    let heads = vec![integer("num_heads", encoder.heads as i64)];
-    graph.microsoft("PackedMultiHeadAttention", &inputs, name, heads)
-}
-
-/// The bias of the output projection, and what the projection makes of the value's: the shares of a softmax are 1
-/// together, so each token has the whole of that.
-pub(super) fn output_bias(layer: &Layer<'_>) -> Vec<u8> {
-    let Layer { value, output, .. } = layer;
-    let projected = |row| {
-        let terms = output.weight.row(row).zip(value.bias.values());
-        terms.map(|(weight, bias)| f64::from(weight) * f64::from(bias)).sum::<f64>()
-    };
-    let biases = output.bias.values().enumerate();
-    let sums = biases.map(|(row, bias)| (f64::from(bias) + projected(row)) as f32);
-    sums.flat_map(f32::to_le_bytes).collect()
 }
 
 /// The weights of query, key and value, `[hidden, heads, 3, size of a head]`.

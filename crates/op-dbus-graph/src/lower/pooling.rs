@@ -1,9 +1,8 @@
 //! Token vectors to one vector per row, inside the graph.
 
 use super::operators::Operators;
-use super::packed::Packing;
 use crate::Pooling;
-use crate::onnx::writer::{GraphWriter, integer, real};
+use crate::onnx::writer::{GraphWriter, integer};
 use crate::onnx::{Attribute, FLOAT};
 
 /// A vector shorter than this is divided by this instead of by its length.
@@ -19,8 +18,11 @@ pub(super) fn pool(graph: &mut GraphWriter, pooling: Pooling, hidden: &str) -> S
             graph.node("Squeeze", &[&first, "one"], "pooled")
         }
         Pooling::Mean => {
-            let shares = shares(graph);
-            mean(graph, &shares, hidden)
+            let shares = graph.node_with("Cast", &["mask"], "mask.float", to_float());
+            let shares = graph.node("Div", &[&shares, "counts"], "shares");
+            let shares = graph.node("Unsqueeze", &[&shares, "one"], "shares.row");
+            let sum = graph.node("MatMul", &[&shares, hidden], "pooled.row");
+            graph.node("Squeeze", &[&sum, "one"], "pooled")
         }
         Pooling::Max => {
             graph.float("lowest", f32::MIN);
@@ -31,45 +33,6 @@ pub(super) fn pool(graph: &mut GraphWriter, pooling: Pooling, hidden: &str) -> S
             graph.node_with("ReduceMax", &[&own, "one"], "pooled", drop)
         }
     }
-}
-
-/// As [`pool`], of the tokens of all rows one behind the other (`[tokens, hidden]`, operands), which the graph's
-/// input `places` tells the places of.
-pub(super) fn pool_tokens(
-    graph: &mut GraphWriter,
-    pooling: Pooling,
-    tokens: &str,
-    packing: Packing,
-) -> String {
-    if pooling == Pooling::Cls {
-        // Nothing else is moved.
-        graph.int64s("first", &[0]);
-        let column = graph.node("Slice", &["places", "first", "one", "one"], "places.column");
-        let first = graph.node("Squeeze", &[&column, "one"], "places.first");
-        let pooled = graph.node("Gather", &[tokens, &first], "pooled");
-        return graph.widen(&pooled);
-    }
-    let rows = graph.node("Gather", &[tokens, "places"], "rows");
-    if packing.narrow_mean && pooling == Pooling::Mean {
-        let shares = shares(graph);
-        let shares = graph.narrow(&shares);
-        let pooled = mean(graph, &shares, &rows);
-        return graph.widen(&pooled);
-    }
-    let rows = graph.widen(&rows);
-    pool(graph, pooling, &rows)
-}
-
-/// What each token counts in the mean of its row, `[batch, sequence]`; padding counts nothing.
-fn shares(graph: &mut GraphWriter) -> String {
-    let own = graph.node_with("Cast", &["mask"], "mask.float", to_float());
-    graph.node("Div", &[&own, "counts"], "shares")
-}
-
-fn mean(graph: &mut GraphWriter, shares: &str, hidden: &str) -> String {
-    let shares = graph.node("Unsqueeze", &[shares, "one"], "shares.row");
-    let sum = graph.node("MatMul", &[&shares, hidden], "pooled.row");
-    graph.node("Squeeze", &[&sum, "one"], "pooled")
 }
 
 /// Writes `mask`, `[batch, sequence]`: whether a token is the row's own; and `counts`, `[batch, 1]`: its
@@ -99,17 +62,4 @@ pub(super) fn finish(graph: &mut GraphWriter, normalize: Option<&dyn Operators>,
         let negated = graph.node("Neg", &[pooled], "pooled.negated");
         graph.node("Neg", &[&negated], "embedding");
     }
-}
-
-/// As [`finish`] with a division by the length, as one operator; `pooled` has `dimensions` numbers, at least 2.
-pub(super) fn normalize(graph: &mut GraphWriter, dimensions: usize, pooled: &str) {
-    // It divides by the root of the squares' mean, and ours is that of their sum.
-    let scale = 1.0 / (dimensions as f32).sqrt();
-    graph.floats("length.scale", &[dimensions], scale.to_le_bytes().repeat(dimensions));
-    // Added to the mean: what is much shorter than the least length is divided by that.
-    let epsilon = LENGTH_MIN * LENGTH_MIN / dimensions as f32;
-    let attributes = vec![integer("axis", -1), real("epsilon", epsilon)];
-    // Of ONNX Runtime's own making, and yet in ONNX's domain.
-    let inputs = [pooled, "length.scale"];
-    graph.node_with("SimplifiedLayerNormalization", &inputs, "embedding", attributes);
 }

@@ -11,31 +11,13 @@ use super::tiny::{self, HIDDEN, POSITIONS, Tiny};
 use crate::onnx::{self, Model};
 use crate::{Dialect, Error, Family, Pooling, Precision};
 
-pub fn values(graph: &onnx::Graph, name: &str) -> Vec<f32> {
+fn values(graph: &onnx::Graph, name: &str) -> Vec<f32> {
     let tensor = graph.initializer.iter().find(|tensor| tensor.name == name).unwrap();
     tensor.raw_data.as_chunks::<4>().0.iter().map(|value| f32::from_le_bytes(*value)).collect()
 }
 
 fn refusal(model: &Tiny) -> String {
     model.compile().unwrap_err().to_string()
-}
-
-/// Asserts that every name is made before it is used, and only once.
-pub fn check_names(graph: &onnx::Graph) {
-    let given = graph.initializer.iter().map(|tensor| &tensor.name);
-    let mut known = HashSet::new();
-    for name in given.chain(graph.input.iter().map(|input| &input.name)) {
-        assert!(known.insert(name), "{name} twice");
-    }
-    for node in &graph.node {
-        for input in node.input.iter().filter(|input| !input.is_empty()) {
-            assert!(known.contains(input), "{} wants {input}", node.name);
-        }
-        for output in &node.output {
-            assert!(known.insert(output), "{output} twice");
-        }
-    }
-    assert!(known.contains(&"embedding".to_owned()));
 }
 
 #[test]
@@ -50,7 +32,21 @@ fn every_name_is_made_before_it_is_used_and_only_once() {
                 model.recipe.pooling = pooling;
                 model.recipe.normalize = normalize;
                 model.recipe.target.dialect = dialect;
-                check_names(&model.graph());
+                let graph = model.graph();
+                let given = graph.initializer.iter().map(|tensor| &tensor.name);
+                let mut known = HashSet::new();
+                for name in given.chain(graph.input.iter().map(|input| &input.name)) {
+                    assert!(known.insert(name), "{name} twice");
+                }
+                for node in &graph.node {
+                    for input in node.input.iter().filter(|input| !input.is_empty()) {
+                        assert!(known.contains(input), "{} wants {input}", node.name);
+                    }
+                    for output in &node.output {
+                        assert!(known.insert(output), "{output} twice");
+                    }
+                }
+                assert!(known.contains(&"embedding".to_owned()));
             }
         }
     }

@@ -18,7 +18,7 @@ fn halved(mut model: Tiny, dialect: Dialect) -> Tiny {
 
 /// The element type of every value of a graph, as the operators make them of each other; asserts
 /// that no operator is given floats of two kinds.
-pub fn types(graph: &Graph) -> HashMap<&str, i32> {
+fn types(graph: &Graph) -> HashMap<&str, i32> {
     let given = graph.initializer.iter().map(|tensor| (&*tensor.name, tensor.data_type));
     let mut types: HashMap<&str, i32> = given.collect();
     types.extend(graph.input.iter().map(|input| (&*input.name, INT32)));

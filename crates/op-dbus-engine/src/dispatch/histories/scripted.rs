@@ -61,7 +61,7 @@ impl Backend for Scripted {
         }
         happens();
         let mut begun = None;
-        meanwhile(None, &mut |next| {
+        meanwhile(&mut |next| {
             let begins = world(|w| w.random.one_in(2));
             begun = begins.then(|| (next.ids.to_vec(), next.lengths.to_vec()));
             begins

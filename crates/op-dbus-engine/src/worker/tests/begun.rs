@@ -1,9 +1,6 @@
 //! A batch that is begun while another one is computed.
 
-use std::io::pipe;
-
 use super::*;
-use crate::backend::Meanwhile;
 
 const NEXT: Batch<'_> = Batch { ids: &[9, 10, 11], lengths: &[1, 1, 1] };
 
@@ -16,7 +13,7 @@ fn expected(batch: &Batch<'_>) -> Vec<f32> {
 /// Runs `BATCH`, and begins `NEXT` meanwhile.
 fn begin_next(link: &mut Link) -> Vec<f32> {
     let (mut out, mut begun) = (vec![f32::NAN; 8], false);
-    link.run_while(&BATCH, &mut out, &mut |_, begin| begun = begin(&NEXT)).unwrap();
+    link.run_while(&BATCH, &mut out, &mut |begin| begun = begin(&NEXT)).unwrap();
     assert!(begun);
     out
 }
@@ -29,7 +26,7 @@ fn a_batch_that_was_begun_comes_next() {
         assert_eq!(begin_next(&mut link), expected(&BATCH));
         let mut out = vec![f32::NAN; 12];
         // And another one beside that.
-        link.run_while(&NEXT, &mut out, &mut |_, begin| assert!(begin(&BATCH))).unwrap();
+        link.run_while(&NEXT, &mut out, &mut |begin| assert!(begin(&BATCH))).unwrap();
         assert_eq!(out, expected(&NEXT));
         let mut out = vec![f32::NAN; 8];
         run(&mut link, &BATCH, &mut out).unwrap();
@@ -37,93 +34,6 @@ fn a_batch_that_was_begun_comes_next() {
     }
     drop(link);
     worker.join().unwrap().unwrap();
-}
-
-/// A backend that is not done with `BATCH` before it was given the next one, beside which it fails the `failing`th.
-struct Beside {
-    sim: SimBackend,
-    failing: usize,
-    batches: usize,
-    /// What was begun.
-    begun: Option<Vec<i32>>,
-    told: Sender<&'static str>,
-}
-
-impl Backend for Beside {
-    fn description(&self) -> &Description {
-        self.sim.description()
-    }
-
-    fn run(&mut self, batch: &Batch<'_>, out: &mut [f32]) -> Result<(), BackendError> {
-        self.sim.run(batch, out)
-    }
-
-    fn run_while(
-        &mut self,
-        batch: &Batch<'_>,
-        out: &mut [f32],
-        meanwhile: &mut Meanwhile<'_>,
-    ) -> Result<(), BackendError> {
-        self.told.send(if self.begun.is_some() { "was begun" } else { "begins" }).unwrap();
-        assert!(self.begun.take().is_none_or(|begun| begun == batch.ids));
-        self.batches += 1;
-        let (done, ends) = pipe().unwrap();
-        let mut ends = (batch.ids == BATCH.ids).then_some(ends);
-        meanwhile(Some(done.as_fd()), &mut |next| {
-            ends = None;
-            self.begun = Some(next.ids.to_vec());
-            true
-        });
-        match self.batches == self.failing {
-            true => Err(BackendError::Failed("it was told to".into())),
-            false => self.run(batch, out),
-        }
-    }
-
-    fn forget_begun(&mut self) {
-        self.begun = None;
-        self.told.send("is let go").unwrap();
-    }
-}
-
-fn beside(failing: usize, told: Sender<&'static str>) -> Result<Box<dyn Backend>, BackendError> {
-    let sim = SimBackend::new(SHAPE.dimensions);
-    Ok(Box::new(Beside { sim, failing, batches: 0, begun: None, told }))
-}
-
-#[test]
-fn the_next_batch_is_begun_beside_one_that_is_computed() {
-    let (told, tells) = channel();
-    let serve = |socket: OwnedFd| serve_on(socket.as_fd(), "none", || beside(0, told));
-    let (link, worker) = link(PATIENT, serve);
-    let mut link = link.unwrap().0;
-    for _ in 0..2 {
-        assert_eq!(begin_next(&mut link), expected(&BATCH));
-        let mut out = vec![f32::NAN; 12];
-        run(&mut link, &NEXT, &mut out).unwrap();
-        assert_eq!(out, expected(&NEXT));
-    }
-    drop(link);
-    worker.join().unwrap().unwrap();
-    assert!(tells.iter().eq(["begins", "was begun", "begins", "was begun"]));
-}
-
-#[test]
-fn what_was_begun_beside_a_batch_that_fails_is_computed_by_itself() {
-    let (told, tells) = channel();
-    let serve = |socket: OwnedFd| serve_on(socket.as_fd(), "none", || beside(1, told));
-    let (link, worker) = link(PATIENT, serve);
-    let mut link = link.unwrap().0;
-    let mut begun = false;
-    let mut meanwhile = |_: Option<BorrowedFd<'_>>, begin: &mut Begin<'_>| begun = begin(&NEXT);
-    let error = link.run_while(&BATCH, &mut [0.0; 8], &mut meanwhile).unwrap_err();
-    assert!(begun && matches!(error, BackendError::Failed(_)), "{error}");
-    let mut out = vec![f32::NAN; 12];
-    run(&mut link, &NEXT, &mut out).unwrap();
-    assert_eq!(out, expected(&NEXT));
-    drop(link);
-    worker.join().unwrap().unwrap();
-    assert!(tells.iter().eq(["begins", "is let go", "begins"]));
 }
 
 #[test]
@@ -150,7 +60,7 @@ fn what_does_not_fit_is_not_begun() {
     let mut link = link.unwrap().0;
     let wide = Batch { ids: &[1; 65], lengths: &[65] };
     let mut begun = true;
-    link.run_while(&BATCH, &mut [0.0; 8], &mut |_, begin| begun = begin(&wide)).unwrap();
+    link.run_while(&BATCH, &mut [0.0; 8], &mut |begin| begun = begin(&wide)).unwrap();
     assert!(!begun);
     run(&mut link, &BATCH, &mut [0.0; 8]).unwrap();
     drop(link);
@@ -166,7 +76,7 @@ fn answers_that_nobody_asked_for_are_a_lost_worker() {
             said.iter().for_each(|answer| send_message(&socket, answer).unwrap());
         });
         let mut link = link.unwrap().0;
-        let begin = &mut |_: Option<BorrowedFd<'_>>, begin: &mut Begin<'_>| assert!(begin(&NEXT));
+        let begin = &mut |begin: &mut Begin<'_>| assert!(begin(&NEXT));
         let error = link.run_while(&BATCH, &mut [0.0; 8], begin).unwrap_err();
         lost_because(&error, "did not answer to batch 1");
         worker.join().unwrap();
@@ -184,7 +94,7 @@ fn an_answer_is_taken_of_a_worker_that_left_the_next_batch_unread() {
     let mut link = link.unwrap().0;
     let mut out = [0.0; 8];
     let mut worker = Some(worker);
-    let mut meanwhile = |_: Option<BorrowedFd<'_>>, begin: &mut Begin<'_>| {
+    let mut meanwhile = |begin: &mut Begin<'_>| {
         assert!(begin(&NEXT));
         begun.send(()).unwrap();
         // It has hung up when its answer is looked for.
@@ -203,7 +113,7 @@ fn a_worker_that_leaves_two_batches_has_read_one_perhaps() {
         both.recv().unwrap();
     });
     let mut link = link.unwrap().0;
-    let mut meanwhile = |_: Option<BorrowedFd<'_>>, begin: &mut Begin<'_>| {
+    let mut meanwhile = |begin: &mut Begin<'_>| {
         assert!(begin(&NEXT));
         begun.send(()).unwrap();
     };
