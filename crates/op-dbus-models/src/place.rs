@@ -114,10 +114,10 @@ impl Place {
         }
     }
 
-    /// Whether there is a file of that name.
+    /// Whether there is something of that name. What is no file is refused once it is read, and not passed over.
     pub(crate) fn has(&self, name: &str) -> bool {
         match &self.kind {
-            Kind::Folder(folder) => folder.root().join(name).is_file(),
+            Kind::Folder(folder) => folder.has(name),
             Kind::Zip { archive, prefix, .. } => {
                 archive.index_for_name(&format!("{prefix}{name}")).is_some()
             }

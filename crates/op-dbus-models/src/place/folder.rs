@@ -29,6 +29,11 @@ impl Folder {
         &self.root
     }
 
+    /// Whether something is there, of which opening it may still find that it can't be read.
+    pub(super) fn has(&self, name: &str) -> bool {
+        !matches!(self.resolve(name), Ok(None))
+    }
+
     /// Opens a file, which may be a symbolic link as long as it stays in the folder; nothing when it is not
     /// there.
     pub(super) fn open(&self, name: &str) -> Result<Option<File>, Error> {
@@ -40,20 +45,24 @@ impl Folder {
         let named = self.root.join(name);
         let path = match named.canonicalize() {
             Ok(path) => path,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return match self.link_to_nowhere(&named) {
+                    Some(link) => Err(refuse_link(link, "that leads nowhere")),
+                    None => Ok(None),
+                };
+            }
             Err(error) => return Err(Error::io("read", &named, error)),
         };
         if let Ok(inside) = path.strip_prefix(&self.root) {
             return Ok(Some(inside.to_owned()));
         }
-        Err(Error::unsupported(
-            format!(
-                "{} is a symbolic link to {}, outside the folder",
-                named.display(),
-                path.display()
-            ),
-            "files that lie in the folder (`cp -rL` makes a copy with the files themselves)",
-        ))
+        Err(refuse_link(&named, &format!("to {}, outside the folder", path.display())))
+    }
+
+    /// The file, or a folder around it, if that is a link whose target is missing: a copy may have left it behind.
+    fn link_to_nowhere<'a>(&self, named: &'a Path) -> Option<&'a Path> {
+        let mut inside = named.ancestors().take_while(|path| *path != self.root);
+        inside.find(|path| path.is_symlink() && !path.exists())
     }
 
     /// Opens what a path without links leads to, and follows none: by now one may lie there that leads to
@@ -76,6 +85,13 @@ impl Folder {
         }
         Err(Error::unsupported(format!("{} is not a file", shown.display()), "plain files"))
     }
+}
+
+fn refuse_link(link: &Path, where_to: &str) -> Error {
+    Error::unsupported(
+        format!("{} is a symbolic link {where_to}", link.display()),
+        "files that lie in the folder (`cp -rL` makes a copy with the files themselves)",
+    )
 }
 
 #[cfg(test)]
@@ -132,5 +148,29 @@ mod tests {
             assert_eq!(io::read_to_string(file).unwrap(), "{}");
         }
         assert!(model.open("1_Pooling").is_err() && model.open("none").unwrap().is_none());
+    }
+
+    #[test]
+    fn what_can_not_be_opened_is_there_all_the_same() {
+        let (dir, model, secret) = beside_a_secret();
+        let at = |name: &str| dir.path().join("model").join(name);
+        symlink("none", at("nowhere")).unwrap();
+        symlink("../none", at("2_Dense")).unwrap();
+        symlink(secret.join("1_Pooling/config.json"), at("out")).unwrap();
+        nix::unistd::mkfifo(&at("pipe"), Mode::S_IRUSR | Mode::S_IWUSR).unwrap();
+        for (name, why) in [
+            ("nowhere", "nowhere is a symbolic link that leads nowhere"),
+            ("2_Dense/config.json", "2_Dense is a symbolic link that leads nowhere"),
+            ("out", "outside the folder"),
+            ("pipe", "pipe is not a file"),
+            ("1_Pooling", "1_Pooling is not a file"),
+        ] {
+            assert!(model.has(name), "{name}");
+            let message = model.open(name).unwrap_err().to_string();
+            assert!(message.contains(why), "{name}: {message}");
+        }
+        for absent in ["none", "1_Pooling/none", "none/config.json"] {
+            assert!(!model.has(absent) && model.open(absent).unwrap().is_none(), "{absent}");
+        }
     }
 }

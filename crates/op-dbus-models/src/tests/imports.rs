@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::fixture::{self, Bench, WIDTH, WORDS, modules, pooling, refusal, set};
 use crate::staging::Writer;
-use crate::{Error, Family, Pooling};
+use crate::{Error, Family, Pooling, config_files};
 
 #[test]
 fn a_bert_folder_is_described_by_its_own_files() {
@@ -297,6 +297,23 @@ fn links_may_not_leave_the_folder() {
     symlink("blob", source.join("model.safetensors")).unwrap();
     let model = bench.import(&source, "mine").unwrap();
     assert!(model.weights().symlink_metadata().unwrap().is_file());
+
+    // Nor is a model taken as if what can't be read were not there.
+    files.insert("onnx/model.onnx".into(), b"graph".to_vec());
+    for name in ["tokenizer_config.json", config_files::PROMPTS, "model.safetensors"] {
+        fixture::write_folder(&source, &files);
+        let path = source.join(name);
+        for (target, why) in [("none", "nowhere"), ("/dev/zero", "outside"), ("", "not a file")] {
+            fs::remove_file(&path).ok();
+            match target {
+                "" => nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap(),
+                target => symlink(target, &path).unwrap(),
+            }
+            let message = bench.import(&source, "other").unwrap_err().to_string();
+            assert!(message.contains(why), "{name}: {message}");
+        }
+        fs::remove_file(&path).unwrap();
+    }
 }
 
 #[test]
