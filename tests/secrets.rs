@@ -189,6 +189,17 @@ async fn plant(client: &Client, daemon: &Daemon, setup: &Setup) -> Outcome<Vec<S
     daemon.signal_workers(Signal::SIGKILL).await?;
     within("the retried call", waiting).await???;
 
+    // What a caller wrote in an option is quoted to nobody else.
+    for option in ["prompt", "level", "device", "encoding", SECRET, "expect_space"] {
+        let name = match option {
+            "expect_space" => ErrorName::WrongSpace,
+            _ => ErrorName::InvalidArgument,
+        };
+        let options = Options::from([(option, SECRET.into())]);
+        let quoted = refused(embedder.embed_packed(&texts, options).await, name)?;
+        assert!(holds(quoted.as_bytes()), "{option}: {quoted}");
+    }
+
     let long = format!("{SECRET} ").repeat(100_000);
     let too_long = Options::from([("truncate", "error".into())]);
     let words = format!("{SECRET} ").repeat(500);

@@ -368,6 +368,9 @@ async fn texts_stay_out_of_the_log() -> Outcome {
         let refused = gateway.post(path, &json!({"input": {"text": secret}})).await?;
         assert_eq!(refused.status, 400, "{path}: {}", refused.text);
     }
+    // A client may put a text where the service wants the name of a prompt, and is told of it.
+    let quoted = gateway.post("/embed", &json!({"inputs": "one", "prompt_name": secret})).await?;
+    assert!(quoted.status == 400 && quoted.text.contains(secret), "{}", quoted.text);
     for path in ["/", "/health", "/ready", "/status", "/metrics", "/openapi.json", "/v1/models"] {
         let told = gateway.get(path).await?;
         assert!(told.status == 200 && !told.text.contains(secret), "{path}: {}", told.text);

@@ -143,7 +143,7 @@ impl Calls {
         let result = result.unwrap_or_else(|_panic| Err(fault(&method)));
         if let Err(error) = &result {
             let _entered = span.enter();
-            debug!(error = error.name().as_str(), "refused: {error}");
+            debug!(error = error.name().as_str(), "refused: {}", without_quotes(error));
             self.failed(uid, error);
         }
         result
@@ -248,6 +248,15 @@ impl Calls {
     ) -> Result<Arc<Served>, Error> {
         let serving = self.service.serving_to(caller.uid, size, level, deadline);
         while_wanted(caller, None, async { Ok(serving.await?) }).await
+    }
+}
+
+/// What the log has of a refusal. All but these may quote what a caller wrote, such as the name of a prompt, where some
+/// clients put a text.
+fn without_quotes(error: &Error) -> &str {
+    match error.name() {
+        ErrorName::AccessDenied | ErrorName::InteractiveAuthorizationRequired => error.message(),
+        _ => "the caller was told why",
     }
 }
 
