@@ -32,8 +32,9 @@ const CONNECT_TIME: Duration = Duration::from_secs(60);
 const OWNER_ANSWERS: Duration = Duration::from_secs(5);
 /// Calls in flight get this long to end; the unit's `TimeoutStopSec` is longer.
 const DRAIN_TIME: Duration = Duration::from_secs(20);
-/// The last replies are on their way by then; anything longer is a peer that does not read.
-const FLUSH_TIME: Duration = Duration::from_secs(2);
+/// The last replies are on their way by then, also on a busy machine; anything longer is a peer that does not read.
+/// Together with `DRAIN_TIME` it leaves some of the unit's `TimeoutStopSec` for the rest of the end.
+const FLUSH_TIME: Duration = Duration::from_secs(5);
 
 /// Why the daemon ends other than by being told to.
 #[derive(Debug, thiserror::Error)]

@@ -22,7 +22,8 @@ use crate::memory_limit;
 /// A reading is this old at most. A driver that is asked takes milliseconds, one that has to wake a
 /// device first takes a second or more.
 const KEPT: Duration = Duration::from_secs(1);
-/// Where there is no accelerator, or its driver fails, it is asked again after this time.
+/// Where there is no accelerator, or its driver fails twice in a row, it is asked again after this time: the first
+/// failure may be of a machine that is busy.
 const KEPT_QUIET: Duration = Duration::from_secs(60);
 /// A driver that has not answered by then hangs.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(4);
@@ -83,6 +84,8 @@ impl Device {
 /// Who reads the devices. One reading at a time, which all who ask meanwhile share.
 pub struct Reader {
     program: PathBuf,
+    /// How long a driver may take to answer.
+    limit: Duration,
     state: Mutex<State>,
 }
 
@@ -92,6 +95,8 @@ struct State {
     accelerators: Vec<Device>,
     /// When the accelerators are asked again.
     until: Instant,
+    /// Whether the last reading failed.
+    has_failed: bool,
     /// What was warned of last.
     told: Vec<String>,
 }
@@ -103,9 +108,10 @@ impl Reader {
             asking: None,
             accelerators: Vec::new(),
             until: Instant::now(),
+            has_failed: false,
             told: Vec::new(),
         };
-        Self { program, state: Mutex::new(state) }
+        Self { program, limit: ANSWER_TIMEOUT, state: Mutex::new(state) }
     }
 
     /// Every device, the CPU first. What can't be read is told in the entries, and in the log when it
@@ -113,8 +119,8 @@ impl Reader {
     pub async fn read(&self) -> Vec<Device> {
         let mut state = self.state.lock().await;
         if Instant::now() >= state.until {
-            let asked = ask(&self.program, ANSWER_TIMEOUT, &mut state.asking).await;
-            state.take(asked.unwrap_or_else(|problem| vec![Device::untold("", problem)]));
+            let asked = ask(&self.program, self.limit, &mut state.asking).await;
+            state.take(asked);
         }
         [Device::cpu()].into_iter().chain(state.accelerators.iter().cloned()).collect()
     }
@@ -130,12 +136,15 @@ pub fn read_blocking(reader: &Reader) -> std::io::Result<Vec<Device>> {
 }
 
 impl State {
-    fn take(&mut self, accelerators: Vec<Device>) {
+    fn take(&mut self, asked: Result<Vec<Device>, String>) {
+        let fails_first = asked.is_err() && !self.has_failed;
+        self.has_failed = asked.is_err();
+        let accelerators = asked.unwrap_or_else(|problem| vec![Device::untold("", problem)]);
         let problems: Vec<String> = accelerators.iter().filter_map(told).collect();
         for problem in problems.iter().filter(|problem| !self.told.contains(problem)) {
             warn!("what a device does can't be read: {problem}");
         }
-        let quiet = accelerators.iter().all(|device| device.name.is_empty());
+        let quiet = !fails_first && accelerators.iter().all(|device| device.name.is_empty());
         self.until = Instant::now() + if quiet { KEPT_QUIET } else { KEPT };
         (self.accelerators, self.told) = (accelerators, problems);
     }

@@ -21,6 +21,9 @@ use crate::usage::MemoryUse;
 const END_TIME: Duration = Duration::from_secs(1);
 /// How often it is looked for. Not by a thread: a worker may be lost because there are none left.
 const LOOK_EVERY: Duration = Duration::from_millis(1);
+/// So many more looks are taken after that: where the machine stood still meanwhile, the process had no time to end
+/// either, and one that was killed for want of memory would count as lost.
+const LAST_LOOKS: u32 = 100;
 
 /// So many of one command line may be killed and not have ended: each holds memory and a place among the tasks of
 /// the service, and the next would end in the same call of the same driver.
@@ -255,11 +258,14 @@ fn refuse_more(arguments: &[OsString]) -> Result<(), BackendError> {
 /// Waits for the end of a process, but not for one that does not come.
 fn wait(child: &mut Child) -> io::Result<Option<ExitStatus>> {
     let deadline = Instant::now() + END_TIME;
+    let mut last_looks = LAST_LOOKS;
     loop {
         match child.try_wait()? {
-            None if Instant::now() < deadline => thread::sleep(LOOK_EVERY),
+            None if Instant::now() < deadline => {}
+            None if last_looks > 0 => last_looks -= 1,
             status => return Ok(status),
         }
+        thread::sleep(LOOK_EVERY);
     }
 }
 

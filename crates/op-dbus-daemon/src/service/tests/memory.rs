@@ -214,7 +214,8 @@ async fn a_level_beside_the_one_in_force_is_told_of_full_devices_as_well() {
             embed(&service, Some(Level::Low)).await.unwrap();
         }
     };
-    let told = tokio::time::timeout(Duration::from_secs(60), calls).await;
+    // More than a reading that has failed is kept.
+    let told = tokio::time::timeout(Duration::from_secs(180), calls).await;
     told.expect("nobody tells it that they are full");
     follows.abort();
 }
