@@ -154,6 +154,7 @@ impl Arena {
 mod tests {
     use super::*;
     use crate::kernels::kernels;
+    use crate::share::CHUNK_TOKENS;
     use crate::tests::made_up::{SIZES, Weights};
     use crate::{Isa, Precision};
 
@@ -174,6 +175,20 @@ mod tests {
                 }
             }
             arena.renew();
+        }
+    }
+
+    /// What `docs/troubleshoot.md` and `docs/install.md` say of a thread, and some for what is hardly ever written.
+    #[test]
+    fn a_thread_takes_little_memory() {
+        let other = Shape::of(&Weights::new(SIZES[0], 1).encoder());
+        let layout = kernels(Isa::Portable, Precision::F32).layout;
+        // `low`, `medium` and `high`, in the widest of all layouts.
+        let levels = [(384, 1536, 128, 4), (384, 1536, 256, 5), (768, 3072, 384, 11)];
+        for (hidden, inner, length, mebibytes) in levels {
+            let shape = Shape { hidden, heads: 12, inner, ..other.clone() };
+            let bytes = Arena::new(&shape, layout, CHUNK_TOKENS, length).unwrap().memory.len();
+            assert!(bytes <= mebibytes << 20, "{hidden}, {length} tokens: {bytes} bytes");
         }
     }
 }

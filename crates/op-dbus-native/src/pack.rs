@@ -211,6 +211,98 @@ fn smoothing(parts: &[&Linear<'_>], reach: &[f32]) -> Vec<f32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::packed::Packed;
+    use crate::tests::made_up::{LONG, SIZES, Weights};
+
+    /// Column and input of each packed weight, in the order in which they lie.
+    fn places(plan: &LinearPlan, layout: Layout) -> impl Iterator<Item = (usize, usize)> {
+        let Layout { panel, step, .. } = layout;
+        (0..plan.columns / panel).flat_map(move |first| {
+            (0..plan.steps).flat_map(move |before| {
+                let place = move |at: usize| (first * panel + at / step, before * step + at % step);
+                (0..panel * step).map(place)
+            })
+        })
+    }
+
+    /// Whether `packed` is what `weight` rounds to, in units of a scale where it has one.
+    fn is_rounded(packed: f32, weight: f32, element: Element) -> bool {
+        match element {
+            Element::F32 => packed == weight,
+            Element::Bf16 => (packed - weight).abs() <= weight.abs() / 256.0,
+            // `scale` may clip the largest of a block by a sixth.
+            Element::I8 if packed.abs() == I8_MAX => {
+                packed * weight > 0.0 && (0.995..1.2).contains(&(weight / packed))
+            }
+            Element::I8 => (packed - weight).abs() <= 0.501,
+        }
+    }
+
+    /// One layer of several parts, read in the order in which `LinearPlan` says that it lies.
+    fn check(packed: &Packed, plan: &LinearPlan, parts: &[&Linear<'_>], layout: Layout) {
+        let element = layout.weight;
+        let rows = |part: &&Linear<'_>| -> Vec<Vec<f32>> {
+            (0..part.weight.rows()).map(|row| part.weight.row(row).collect()).collect()
+        };
+        let weights: Vec<Vec<f32>> = parts.iter().flat_map(rows).collect();
+        let bytes = packed.part(&plan.panels);
+        let whole = |half: &u16| f32::from_bits(u32::from(*half) << 16);
+        let found: Vec<f32> = match element {
+            Element::F32 => packed.floats(&plan.panels).to_vec(),
+            Element::Bf16 => bytemuck::cast_slice::<u8, u16>(bytes).iter().map(whole).collect(),
+            Element::I8 => bytes.iter().map(|byte| f32::from(byte.cast_signed())).collect(),
+        };
+        assert_eq!(found.len(), plan.columns * plan.steps * layout.step);
+        let scales = packed.floats(&plan.scales);
+        let scale = |column: usize, block: usize, of: usize| {
+            let panel = layout.panel;
+            scales[((column / panel * plan.blocks + block) * 2 + of) * panel + column % panel]
+        };
+        let mut sums = vec![0.0; plan.columns * plan.blocks];
+        for ((column, input), found) in places(plan, layout).zip(found) {
+            let Some(weight) = weights.get(column).and_then(|row| row.get(input)) else {
+                assert_eq!(found, 0.0, "{layout:?}: column {column}, input {input} is padding");
+                continue;
+            };
+            let block = input / GROUP;
+            sums[column * plan.blocks + block] += found;
+            let scale = if element == Element::I8 { scale(column, block, 0) } else { 1.0 };
+            let fits = is_rounded(found, weight / scale, element);
+            assert!(
+                fits,
+                "{layout:?}: column {column}, input {input}: {found} · {scale}, {weight}"
+            );
+        }
+        if element == Element::I8 {
+            for (at, sum) in sums.into_iter().enumerate() {
+                let (column, block) = (at / plan.blocks, at % plan.blocks);
+                assert_eq!(scale(column, block, 1), scale(column, block, 0) * sum, "{layout:?}");
+            }
+        }
+        let biases = parts.iter().flat_map(|part| part.bias.values());
+        assert!(packed.floats(&plan.bias).iter().copied().zip(biases).all(|(a, b)| a == b));
+    }
+
+    /// Those of instruction sets as well that this CPU lacks.
+    #[test]
+    fn every_layout_can_be_read_back() {
+        let weights = Weights::new(if cfg!(miri) { SIZES[0] } else { LONG }, 1);
+        let encoder = weights.encoder();
+        let layer = &encoder.layers[1];
+        for (weight, input_bytes) in [(Element::F32, 4), (Element::Bf16, 2), (Element::I8, 1)] {
+            let steps = |panel| [1, 2, 4, 8].map(|step| (panel, step));
+            for (panel, step) in [8, 16, 32].into_iter().flat_map(steps) {
+                let layout = Layout { weight, panel, step, input_bytes };
+                let packed = Packed::build(&encoder, layout, None).unwrap();
+                let plan = &packed.plan.layers[1];
+                let attention = [&layer.query, &layer.key, &layer.value];
+                check(&packed, &plan.attention, &attention, layout);
+                check(&packed, &plan.output, &[&layer.output], layout);
+                check(&packed, &plan.up, &[&layer.up], layout);
+                check(&packed, &plan.down, &[&layer.down], layout);
+            }
+        }
+    }
 
     #[test]
     fn an_input_that_was_never_seen_is_smoothed_as_the_others() {

@@ -254,7 +254,59 @@ impl Barrier {
 mod tests {
     use std::panic::{AssertUnwindSafe, catch_unwind};
 
-    use super::{Barrier, Team};
+    use nix::sched::sched_getaffinity;
+    use op_dbus_engine::BackendError;
+
+    use super::*;
+    use crate::kernels::kernels;
+    use crate::packed::{Packed, Place};
+    use crate::tests::made_up::{SIZES, Weights, options};
+    use crate::{Isa, NativeBackend, Options, Precision};
+
+    /// CPUs that the calling thread may run on.
+    fn cpus() -> Vec<usize> {
+        let set = sched_getaffinity(Pid::from_raw(0)).unwrap();
+        (0..CpuSet::count()).filter(|&cpu| set.is_set(cpu).unwrap()).collect()
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "asks the kernel for its CPUs")]
+    fn a_member_is_kept_on_its_cpu() {
+        let before = cpus();
+        let [first, second, ..] = before[..] else {
+            eprintln!("SKIP: there is one CPU here");
+            return;
+        };
+        let found = Mutex::new([Vec::new(), Vec::new()]);
+        let mut team = Team::new(2, &[first, second]).unwrap();
+        team.run(&|member| found.lock().unwrap()[member] = cpus());
+        assert_eq!(found.into_inner().unwrap(), [before, vec![second]]);
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "asks the kernel for its CPUs")]
+    fn who_loads_a_model_is_kept_on_the_first_cpu() {
+        let [_, second, ..] = cpus()[..] else {
+            eprintln!("SKIP: there is one CPU here");
+            return;
+        };
+        let weights = Weights::new(SIZES[1], 1);
+        let encoder = weights.encoder();
+        let folder = tempfile::tempdir().unwrap();
+        let options = options(&encoder, Isa::best(), Precision::F32, 1);
+        let cache_dir = folder.path().to_owned();
+        let options = Options { cache_dir, cpus: vec![second], ..options };
+        let layout = kernels(options.isa, options.precision).layout;
+        let place = Place::new(&options.cache_dir, &options.key, layout);
+        Packed::build(&encoder, layout, None).unwrap().save(&place).unwrap();
+        let source = || Err(BackendError::Failed("the weights are in the cache".to_owned()));
+        // It keeps its CPU, so not the thread of other tests.
+        let loading = thread::spawn(move || {
+            NativeBackend::load(options, source).unwrap();
+            cpus()
+        });
+        assert_eq!(loading.join().unwrap(), [second]);
+    }
 
     #[test]
     fn nobody_waits_for_a_member_that_panicked() {

@@ -81,10 +81,11 @@ pub const ROWS: &[Row] = &[
         kind: Kind::Choice(Precision::CHOICES),
         default: "auto",
         doc: "The number format that models compute in. `auto` is `bf16` where the CPU computes \
-              in it, `f16` on `cuda`, else `f32`. `int8` is the fastest and coarsest, and only taken when it is \
-              named. The native engine has `f32`, `bf16` and `int8` on every CPU, but those \
-              without hardware for it are slow. ONNX Runtime, and so every accelerator, has `f32` \
-              and `f16`; `openvino`, on a CPU that has it, and `tensorrt` have `bf16` as well. With \
+              in it, `f16` on `cuda`, else `f32`. `int8` is the coarsest and mostly the fastest, and only \
+              taken when it is named. The native engine has `f32`, `bf16` and `int8` on every CPU; \
+              without instructions of its own `bf16` is no faster than `f32`, and `int8` gains \
+              little where there is neither AVX2 nor Arm's dot products. ONNX Runtime, and so every accelerator, \
+              has `f32` and `f16`; `openvino`, on a CPU that has it, and `tensorrt` have `bf16` as well. With \
               `f16` the native engine computes as with `auto`, and the log says so.",
         ..Row::of(Group::Provider)
     },
