@@ -14,7 +14,7 @@ use crate::harness::files::{copy_folder, numbers};
 use crate::harness::golden::{self, cosine, distance};
 use crate::harness::needs::{self, Need};
 use crate::harness::registry::tests;
-use crate::harness::{Outcome, fixture};
+use crate::harness::{Outcome, fixture, repository};
 
 tests! {
     gpu_demo_compares_what_computes_here: [Low, LibraryExamples],
@@ -22,9 +22,11 @@ tests! {
     gpu_optimization_tells_what_the_workers_did: [Low, LibraryExamples],
     onnx_runtime_tells_nobody_that_it_runs: [Low, Runtime, LibraryExamples],
     round_trip_tells_what_a_worker_process_costs: [LibraryExamples],
+    full_batches_tells_how_far_a_device_is_kept_busy: [LibraryExamples],
     bulk_writes_the_vectors_of_the_references: [Low, LibraryExamples],
     a_text_has_the_prompt_that_the_service_gives_it: [Bus, LibraryExamples],
     the_library_refuses_in_one_sentence: [LibraryExamples],
+    every_example_of_a_crate_is_run: [],
 }
 
 /// Runs an example with the model of level `low`, and a cache of its own.
@@ -146,6 +148,22 @@ async fn round_trip_tells_what_a_worker_process_costs() -> Outcome {
     Ok(())
 }
 
+async fn full_batches_tells_how_far_a_device_is_kept_busy() -> Outcome {
+    let mut command = clean(needs::example("full_batches"));
+    command.arg("1");
+    let said = finish(command, "").await?.success()?;
+    let mut of = Vec::new();
+    for line in said.lines() {
+        let (what, busy) = line.split_once(" texts/s  device busy ").ok_or("another line")?;
+        let (what, rate) = what.trim_end().rsplit_once(' ').ok_or("no number")?;
+        let busy = busy.trim_end_matches('%').trim().parse::<f64>()?;
+        assert!(rate.parse::<f64>()? > 0.0 && 0.0 < busy && busy <= 100.0, "{line}");
+        of.push(what.trim_end());
+    }
+    assert_eq!(of, ["in process", "one by one", "begun"].repeat(3), "{said}");
+    Ok(())
+}
+
 async fn bulk_writes_the_vectors_of_the_references() -> Outcome {
     let golden = golden::texts()?.into_iter().zip(golden::vectors("low")?);
     let expected: Vec<_> = golden.filter(|(text, _)| !text.text.contains('\n')).collect();
@@ -199,5 +217,23 @@ async fn the_library_refuses_in_one_sentence() -> Outcome {
     assert_eq!(refused.code, Some(1));
     assert!(refused.stderr.contains("paraphrase-MiniLM-L3-v2"), "{}", refused.stderr);
     assert!(refused.stderr.contains("op-dbus models pull"), "{}", refused.stderr);
+    Ok(())
+}
+
+async fn every_example_of_a_crate_is_run() -> Outcome {
+    let tests = fs::read_to_string(fixture("library.rs"))?;
+    let tests = tests + &fs::read_to_string(fixture("examples.rs"))?;
+    let mut seen = 0;
+    for entry in repository().join("crates").read_dir()? {
+        let Ok(examples) = entry?.path().join("examples").read_dir() else { continue };
+        for example in examples {
+            let path = example?.path();
+            let name = path.file_stem().unwrap_or_default().display();
+            let runs = [format!("example(\"{name}\")"), format!("run(\"{name}\", ")];
+            assert!(runs.iter().any(|run| tests.contains(run)), "no test runs {}", path.display());
+            seen += 1;
+        }
+    }
+    assert_ne!(seen, 0);
     Ok(())
 }

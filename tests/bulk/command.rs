@@ -91,7 +91,7 @@ async fn the_command_goes_on_where_streams_are_taken() -> Outcome {
 }
 
 /// What the service writes into a memfd of that kind, header and all, by calls of both ways; and numbers
-/// of that kind as text.
+/// of that kind as text, the same in each form of it.
 async fn the_command_writes_every_encoding() -> Outcome {
     let (bus, setup, daemon) = Setup::sim()?.alone().await?;
     let path = setup.path("lines");
@@ -116,6 +116,21 @@ async fn the_command_writes_every_encoding() -> Outcome {
             let read = written.lines().next().unwrap_or_default().split(',');
             let read = read.map(|number| Ok(number.parse::<i16>()?.to_le_bytes()[0]));
             assert_eq!(read.collect::<Outcome<Vec<u8>>>()?, bytes, "{encoding}");
+        }
+        cli(&bus, &command).await?.success()?;
+        let plain = std::fs::read_to_string(&output)?;
+        assert!(plain == written.replace(',', " "), "{encoding}: {:?}", plain.lines().next());
+        cli(&bus, &[&command[..], &["--json"]].concat()).await?.success()?;
+        let objects = std::fs::read_to_string(&output)?;
+        assert_eq!(objects.lines().count(), 3000);
+        // The first and the last, which are of two calls.
+        let pairs = objects.lines().zip(written.lines()).enumerate().step_by(2999);
+        for (index, (object, row)) in pairs {
+            let mut object: Value = serde_json::from_str(object)?;
+            assert_eq!(object["index"], index);
+            let vector: Vec<f32> = serde_json::from_value(object["vector"].take())?;
+            let row = row.split(',').map(str::parse::<f32>).collect::<Result<Vec<_>, _>>()?;
+            assert_eq!(vector, row, "{encoding}");
         }
         let none = ["embed", "--npy", "--encoding", encoding, "--file", "/dev/null"];
         cli(&bus, &[&none[..], &["--output", &output]].concat()).await?.success()?;

@@ -134,9 +134,8 @@ impl Need {
             Self::Fleet => python_package(fleet_path().join("tokenizers")),
             Self::Triton => Self::Fleet.missing().or_else(triton),
             Self::RustExamples => examples(&["nearest", "rank", "search"]),
-            Self::LibraryExamples => {
-                examples(&["bulk", "fallback", "gpu_demo", "gpu_optimization", "round_trip"])
-            }
+            Self::LibraryExamples => examples(&["bulk", "fallback", "full_batches", "round_trip"])
+                .or_else(|| examples(&["gpu_demo", "gpu_optimization"])),
             Self::Locales => program("localedef").or_else(|| {
                 let source = Path::new("/usr/share/i18n/locales/de_DE");
                 unless(source.is_file(), &format!("{} is not installed", source.display()))

@@ -103,7 +103,8 @@ impl Builder {
         Self { cache_dir: Some(folder.into()), ..self }
     }
 
-    /// Execution provider by its name or alias, or `auto`: the best that works. `cpu` by default.
+    /// Execution provider by its name or alias, or `auto`: `cuda` where it works, else `cpu`, and no other. `cpu` by
+    /// default.
     pub fn provider(self, name: impl Into<String>) -> Self {
         Self { provider: name.into(), ..self }
     }

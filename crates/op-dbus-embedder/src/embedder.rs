@@ -197,7 +197,7 @@ impl Embedder {
         &self.served.description.precision
     }
 
-    /// Why [`provider`](Self::provider) is not the one that was asked for; empty where it is.
+    /// Why [`provider`](Self::provider) is not the one that was asked for; empty where it is, and where `auto` chose.
     pub fn fallback_reason(&self) -> &str {
         &self.served.fallback_reason
     }

@@ -1,5 +1,7 @@
 //! Prints how far a device is kept busy by full batches, of which each takes it 6 ms: with a backend in this
 //! process, in a worker process that is given one after the other, and in one that has the next one already.
+//!
+//!     full_batches [CALLS]
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -16,7 +18,7 @@ const SHAPE: RegionShape = RegionShape { tokens_max: 32_768, rows_max: 2_048, di
 const BATCH_TIME: Duration = Duration::from_millis(6);
 /// Clients that send full calls to it.
 const CLIENTS: u32 = 16;
-/// How often each of them does.
+/// How often each of them does, if nothing else is asked for.
 const CALLS: usize = 60;
 /// How often all of it is measured.
 const ROUNDS: usize = 3;
@@ -24,13 +26,15 @@ const ROUNDS: usize = 3;
 type Failure = Box<dyn std::error::Error>;
 
 fn main() -> Result<(), Failure> {
-    if std::env::args().nth(1).as_deref() == Some("worker") {
+    let asked = std::env::args().nth(1);
+    if asked.as_deref() == Some("worker") {
         return Ok(serve("", device)?);
     }
+    let calls = asked.map_or(Ok(CALLS), |calls| calls.parse())?;
     for _ in 0..ROUNDS {
-        bulk("in process", Box::new(|_| device()))?;
-        bulk("one by one", Box::new(|_| Ok(Box::new(OneByOne(child()?)))))?;
-        bulk("begun", Box::new(|_| child()))?;
+        bulk("in process", Box::new(|_| device()), calls)?;
+        bulk("one by one", Box::new(|_| Ok(Box::new(OneByOne(child()?)))), calls)?;
+        bulk("begun", Box::new(|_| child()), calls)?;
     }
     Ok(())
 }
@@ -87,7 +91,7 @@ impl Backend for OneByOne {
 }
 
 /// Clients with many texts a call.
-fn bulk(name: &str, factory: BackendFactory) -> Result<(), Failure> {
+fn bulk(name: &str, factory: BackendFactory, calls: usize) -> Result<(), Failure> {
     let batch = BatchLimits::accelerator(Some(SHAPE.tokens_max));
     let model = ModelShape {
         dimensions: SHAPE.dimensions,
@@ -103,7 +107,7 @@ fn bulk(name: &str, factory: BackendFactory) -> Result<(), Failure> {
     let client = |uid| {
         let (engine, texts) = (engine.clone(), texts.clone());
         async move {
-            for _ in 0..CALLS {
+            for _ in 0..calls {
                 let call = Call { uid, inputs: texts.clone().into(), ..Call::default() };
                 engine.embed(call).await?;
             }
@@ -117,7 +121,7 @@ fn bulk(name: &str, factory: BackendFactory) -> Result<(), Failure> {
     let took = begin.elapsed();
     let stats = engine.stats();
     let busy = BATCH_TIME.as_secs_f64() * stats.batches as f64 / took.as_secs_f64();
-    let rate = f64::from(CLIENTS) * CALLS as f64 * 1e3 / took.as_secs_f64();
+    let rate = f64::from(CLIENTS) * calls as f64 * 1e3 / took.as_secs_f64();
     println!("{name:12} {rate:7.0} texts/s  device busy {:4.1} %", 100.0 * busy);
     Ok(())
 }

@@ -273,12 +273,19 @@ mod tests {
 
     use super::*;
 
-    /// What is told before and after a change, without the samples that are there to tell of it.
-    fn kept(render: impl Fn(&mut Text), told_by: &str) -> String {
+    /// What is told, with these samples in it.
+    fn with(render: impl Fn(&mut Text), samples: &[&str]) -> String {
         let mut text = Text::default();
         render(&mut text);
-        assert!(text.0.contains(&format!("\n{told_by}\n")), "no {told_by} in {}", text.0);
-        text.0.replace(told_by, "")
+        for sample in samples {
+            assert!(text.0.contains(&format!("\n{sample}\n")), "no {sample} in {}", text.0);
+        }
+        text.0
+    }
+
+    /// What is told before and after a change, without the samples that are there to tell of it.
+    fn kept(render: impl Fn(&mut Text), told_by: &str) -> String {
+        with(render, &[told_by]).replace(told_by, "")
     }
 
     #[test]
@@ -304,5 +311,46 @@ mod tests {
         let energy = "op_dbus_device_energy_joules_total{device=\"cuda:0\",model=\"\"} 7\n";
         assert!(before.contains(energy), "{before}");
         assert_eq!(before, after);
+    }
+
+    #[test]
+    fn all_that_is_known_of_a_device_is_told_in_its_unit() {
+        let device = json!({
+            "name": "cuda:0", "description": "H200", "in_use": true,
+            "memory_total": 150_000_000_000_u64, "memory_used": 90_000_000_000_u64,
+            "memory_free": 59_000_000_000_u64, "utilisation_percent": 45.0,
+            "temperature_celsius": 61.0, "power_watts": 310.5, "energy_joules": 7.25,
+        });
+        let told: [(&str, &str); DEVICES.len()] = [
+            ("memory_size_bytes", "150000000000"),
+            ("memory_used_bytes", "90000000000"),
+            ("memory_free_bytes", "59000000000"),
+            ("utilisation_ratio", "0.45"),
+            ("temperature_celsius", "61"),
+            ("power_watts", "310.5"),
+            ("energy_joules_total", "7.25"),
+        ];
+        let samples = told.map(|(name, value)| {
+            format!("op_dbus_device_{name}{{device=\"cuda:0\",model=\"H200\"}} {value}")
+        });
+        let samples = samples.each_ref().map(String::as_str);
+        with(|text| devices(text, std::slice::from_ref(&device)), &samples);
+    }
+
+    #[test]
+    fn a_fallback_is_told_and_counted() {
+        let status = json!({
+            "requested_provider": "cuda", "provider": "cpu", "fallback_reason": "no driver",
+            "provider_fallbacks": 2,
+        });
+        let samples =
+            ["op_dbus_fallback{requested=\"cuda\",active=\"cpu\"} 1", "op_dbus_fallbacks_total 2"];
+        with(|text| about(text, &status), &samples);
+    }
+
+    #[test]
+    fn padding_is_told_as_the_service_tells_it() {
+        let statistics = json!({"padded_over_tokens": 1.25});
+        with(|text| numbers(text, &statistics), &["op_dbus_padding_ratio 1.25"]);
     }
 }

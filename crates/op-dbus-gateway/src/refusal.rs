@@ -148,8 +148,8 @@ impl Refusal {
         };
         match **standard {
             fdo::Error::ServiceUnknown(_) | fdo::Error::NameHasNoOwner(_) => unavailable(format!(
-                "the service {BUS_NAME} is not on the bus of the gateway; start it there (on the \
-                 system's: `systemctl start op-dbus`)"
+                "the service {BUS_NAME} is not on the bus of the gateway (`--bus` names another); \
+                 start it there (on the system's: `systemctl start op-dbus`)"
             )),
             _ => unavailable(format!("the service {BUS_NAME} did not answer ({error})")),
         }

@@ -1,4 +1,4 @@
-//! What is put before a text.
+//! What is put before a text, and what computes.
 
 use std::fs;
 use std::path::Path;
@@ -63,6 +63,18 @@ fn a_prompt_that_the_model_does_not_have_is_refused_with_those_that_it_has() {
     let refused = builder(&store()).prompt("passage").build().unwrap_err().to_string();
     let right = "prompt is \"passage\", which asks does not have; it has plain, query";
     assert_eq!(refused, right);
+}
+
+/// No library of an accelerator is beside the store.
+#[test]
+fn auto_comes_to_the_cpu_where_nothing_else_computes_and_gives_no_reason() {
+    let root = store();
+    let auto = builder(&root).provider("auto").build().unwrap();
+    assert_eq!([auto.provider(), auto.device(), auto.fallback_reason()], ["cpu", "cpu:0", ""]);
+    assert_eq!(auto.embed_blocking("why?").unwrap().len(), auto.dimensions());
+    let asked = builder(&root).provider("cuda").fallback(["cpu"]).build().unwrap();
+    assert_eq!([asked.provider(), asked.device()], ["cpu", "cpu:0"]);
+    assert!(asked.fallback_reason().contains("cuda"), "{}", asked.fallback_reason());
 }
 
 #[test]

@@ -34,7 +34,7 @@ Examples:
   op-dbus embed 'the disk is full' 'no space left on device'
   op-dbus embed --npy --output logs.npy --file /var/log/syslog
   op-dbus embed --npy --encoding i8 --output small.npy < titles.txt
-  op-dbus embed --json --prompt query < questions.txt
+  op-dbus embed --json --truncate mean < articles.txt
 
 {EXIT_CODES}"))]
 pub struct Args {

@@ -56,7 +56,7 @@ pub struct Options {
 enum Priority {
     /// Before bulk work
     Interactive,
-    /// When nobody is waiting
+    /// Behind interactive work, but never without its share
     Bulk,
 }
 
