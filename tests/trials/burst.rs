@@ -16,13 +16,17 @@ const CONNECTIONS: usize = 16;
 const IN_FLIGHT: usize = 100;
 /// Texts in a call at least, so that the bus is not what is overloaded.
 const CALL_TEXTS: usize = 16;
-const TIMES: f64 = 10.0;
-/// What has to have been offered of that: a client whose calls in flight are as many as may be offers nothing.
-const TIMES_MIN: f64 = 9.0;
+/// More than has to have been offered: a client whose calls in flight are as many as may be offers nothing.
+const TIMES: f64 = 11.0;
+const TIMES_MIN: f64 = 10.0;
 /// Seconds of work that the queue holds.
 const QUEUE_S: f64 = 2.0;
 const REFUSED_MAX: Duration = Duration::from_millis(50);
 const RECOVERED_MAX: Duration = Duration::from_secs(5);
+/// How many times the p99 of an idle service is normal still.
+const NORMAL: u32 = 3;
+/// Normal calls, one after another, that show that it is over.
+const NORMAL_CALLS: u32 = 20;
 
 pub async fn burst(size: Size) -> Outcome {
     let seconds = size.of(10, 60);
@@ -45,7 +49,7 @@ pub async fn burst(size: Size) -> Outcome {
     for _ in 0..100 {
         idle.push(one(&daemon).await?);
     }
-    let normal = 3 * p99(&mut idle);
+    let normal = NORMAL * p99(&mut idle);
 
     let rate = TIMES * texts_per_s / texts.len() as f64 / CONNECTIONS as f64;
     let mut clients = Vec::new();
@@ -54,14 +58,9 @@ pub async fn burst(size: Size) -> Outcome {
         clients.push(offer(pipeline, &texts, rate, Duration::from_secs(seconds)));
     }
     let end = tokio::time::Instant::now() + Duration::from_secs(seconds);
-    let recovery = async {
-        // The queue is full then.
-        tokio::time::interval_at(end, RECOVERED_MAX).tick().await;
-        while one(&daemon).await? > normal && end.elapsed() < 10 * RECOVERED_MAX {}
-        Outcome::Ok(end.elapsed())
-    };
     let (mut refused, mut answered, mut failed) = (Vec::new(), 0, 0);
-    let (clients, recovered) = tokio::join!(futures_util::future::join_all(clients), recovery);
+    let clients = futures_util::future::join_all(clients);
+    let (clients, recovered) = tokio::join!(clients, recovery(&daemon, end, normal));
     for client in clients {
         let offered = client?;
         refused.extend(offered.refused);
@@ -110,6 +109,25 @@ async fn capacity(daemon: &Daemon, bus: &PrivateBus, texts: &[&str]) -> Outcome<
     let texts_per_s = (CALLS * texts.len()) as f64 / started.elapsed().as_secs_f64();
     pipeline.close().await?;
     Ok((texts_per_s, f64::from(tokens)))
+}
+
+/// How long after `end` the last call ends that is not `normal`.
+async fn recovery(
+    daemon: &Daemon,
+    end: tokio::time::Instant,
+    normal: Duration,
+) -> Outcome<Duration> {
+    // The queue is full then.
+    tokio::time::interval_at(end, RECOVERED_MAX).tick().await;
+    let (mut calls, mut recovered) = (0, Duration::ZERO);
+    while calls < NORMAL_CALLS && recovered < 10 * RECOVERED_MAX {
+        if one(daemon).await? <= normal {
+            calls += 1;
+        } else {
+            (calls, recovered) = (0, end.elapsed());
+        }
+    }
+    Ok(recovered)
 }
 
 /// How long one text takes.

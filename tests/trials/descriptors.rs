@@ -10,7 +10,7 @@ use op_dbus_api::{Error, ErrorName};
 use zbus::{Fd, Variant};
 
 use super::pipeline::{Pipeline, Reply, call};
-use super::watch::{descriptors, growth_mib};
+use super::watch::{descriptors, descriptors_left, growth_mib};
 use super::{Outcome, Size, figure};
 use crate::harness::client::{Client, Options};
 use crate::harness::command::{clean, finish};
@@ -50,9 +50,8 @@ pub async fn descriptor_flood(size: Size) -> Outcome {
             pipeline.send(number, &message).await?;
         }
     }
-    // Whatever came before this is done with.
     daemon.client().embedder.embed("still there").await?;
-    let after = descriptors(process)?;
+    let after = descriptors_left(process, before).await?;
     let sent = messages * EACH;
     figure(
         after <= before,

@@ -9,7 +9,7 @@ use op_dbus_api::ErrorName;
 use tokio::task::JoinHandle;
 
 use super::pipeline::{Pipeline, Reply, embed_packed};
-use super::{Outcome, Size, figure};
+use super::{Outcome, Size, figure, timed};
 use crate::harness::daemon::Setup;
 use crate::harness::users::{MEMBER, OTHER, REFUSED, Users};
 
@@ -164,10 +164,15 @@ pub async fn fair_share(size: Size) -> Outcome {
     let all: u64 = served.iter().sum();
     let equal = all as f64 / UIDS.len() as f64;
     let least = *served.iter().skip(1).min().unwrap_or(&0) as f64;
+    // A machine that stands still for seconds takes some of the ten from those who have less in flight.
     figure(
-        least > 0.0 && least >= SHARE_MIN * equal,
+        least > 0.0 && least >= SHARE_MIN / 2.0 * equal,
+        format_args!("texts of each user: {served:?}"),
+    );
+    timed(
+        least >= SHARE_MIN * equal,
         format_args!(
-            "the least of three others had {:.0} % of an equal share; {:.0} texts/s, {served:?}",
+            "the least of three others had {:.0} % of an equal share; {:.0} texts/s",
             100.0 * least / equal.max(1.0),
             all as f64 / took.as_secs_f64()
         ),

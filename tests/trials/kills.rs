@@ -6,8 +6,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
+use nix::unistd::Pid;
 
-use super::watch::{descriptors, ms};
+use super::watch::ms;
 use super::{Outcome, Size, figure, timed};
 use crate::harness::bus::PrivateBus;
 use crate::harness::client::Client;
@@ -111,8 +112,11 @@ pub async fn daemon_killed(size: Size) -> Outcome {
         let before = answered.load(Ordering::Relaxed);
         eventually("calls of others", async || Ok(answered.load(Ordering::Relaxed) >= before + 20))
             .await?;
+        let workers = daemon.workers().await?;
         daemon.process.signal(Signal::SIGKILL)?;
         daemon.process.ended().await?;
+        eventually("the end of the workers", async || Ok(!workers.iter().any(|pid| runs(*pid))))
+            .await?;
         let state = setup.state_file();
         left += entries(&setup.path("state").display().to_string()) - usize::from(state.exists());
     }
@@ -121,16 +125,21 @@ pub async fn daemon_killed(size: Size) -> Outcome {
     for client in clients {
         client.await??;
     }
-    let fds = descriptors(daemon.process.pid())?;
     daemon.stop().await?;
     let calls = answered.load(Ordering::Relaxed);
     figure(
         lost == 0,
         format_args!("{lost} of {kills} changes lost, {calls} calls answered between"),
     );
-    figure(left == 0, format_args!("{left} files left over, {fds} descriptors"));
+    figure(left == 0, format_args!("{left} files left over"));
     timed(longest <= READY_MAX, format_args!("ready after {:.0} ms at most", ms(longest)));
     Ok(())
+}
+
+/// Whether a process is there. Whoever inherits one may leave it as a zombie, which is as good as gone.
+fn runs(process: Pid) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{process}/stat"));
+    stat.is_ok_and(|stat| !stat.contains(") Z "))
 }
 
 /// How many entries a folder has.

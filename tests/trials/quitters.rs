@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::Signal;
 
 use super::pipeline::{call, embed_packed};
-use super::watch::{descriptors, growth_mib, ms, p99};
+use super::watch::{descriptors, descriptors_left, growth_mib, ms, p99};
 use super::{Outcome, Size, figure, timed};
 use crate::harness::client::Options;
 use crate::harness::daemon::{Daemon, Setup};
@@ -47,7 +47,7 @@ pub async fn quitters(size: Size) -> Outcome {
             before = (resident(process)?, descriptors(process)?);
         }
     }
-    let (memory, fds) = (resident(process)?, descriptors(process)?);
+    let (memory, fds) = (resident(process)?, descriptors_left(process, before.1).await?);
     figure(
         fds <= before.1,
         format_args!("{fds} descriptors after {left} clients, {} before", before.1),

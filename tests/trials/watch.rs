@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use nix::unistd::Pid;
 
-use crate::harness::Outcome;
+use crate::harness::{Outcome, eventually};
 
 /// Bytes of a MiB.
 pub const MIB: u64 = 1 << 20;
@@ -13,6 +13,13 @@ pub const MIB: u64 = 1 << 20;
 /// Open descriptors.
 pub fn descriptors(process: Pid) -> Outcome<usize> {
     Ok(fs::read_dir(format!("/proc/{process}/fd"))?.count())
+}
+
+/// Open descriptors, waiting until they are `most` or fewer: what was handed over with a message may be closed a
+/// moment after its reply. Where they stay open it is for the figure to tell how many.
+pub async fn descriptors_left(process: Pid, most: usize) -> Outcome<usize> {
+    let _ = eventually("closed descriptors", async || Ok(descriptors(process)? <= most)).await;
+    descriptors(process)
 }
 
 /// By how much a size has grown, in MiB.

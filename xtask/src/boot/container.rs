@@ -28,7 +28,7 @@ const ALONE: &[&str] = &[
     "--volatile=overlay",
 ];
 /// Whatever a step waits for comes within this time, or never.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(180);
 const BETWEEN_TRIES: Duration = Duration::from_millis(200);
 
 /// Where the packages are found inside, the last one a revision later.

@@ -37,9 +37,9 @@ takes half an hour for `sanitizers`, two whole builds for `reproducible`, and fo
 for each target.
 
 CI runs `cargo xtask test`: of the trials that is the tests, and the programs in their quick size. A *time* that is
-missed there (`bulk-beside`, `burst`, `worker-killed`, `daemon-killed`, `deaf-client`) is told and fails nothing, as
-the machine may be busy. Not run there are `quality`, `reproducible`, `fuzz` and `sanitizers`, and of `supply` all
-but licences and sources; `histories` goes through 2,000 of its 100,000 there and in a quick run.
+missed there (`bulk-beside`, `burst`, `worker-killed`, `daemon-killed`, `deaf-client`, `fair-share`) is told and fails
+nothing, as the machine may be busy. Not run there are `quality`, `reproducible`, `fuzz` and `sanitizers`, and of
+`supply` all but licences and sources; `histories` goes through 2,000 of its 100,000 there and in a quick run.
 
 | trial | promise | bar | outcome | figure | taken | not shown |
 |---|---|---|---|---|---|---|

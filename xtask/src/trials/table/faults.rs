@@ -166,7 +166,7 @@ pub const TRIALS: &[Trial] = &[
         number: "T19",
         name: "daemon-killed",
         promise: "kill -9 under load, 200 times: the state stays, nothing is left lying",
-        bar: "0 changes of state lost, 0 failed starts, 0 files left over; ready again within 1 s",
+        bar: "0 changes of state lost, 0 failed starts, 0 files and 0 workers left over; ready again within 1 s",
         how: How::Program(Clock::Timed),
         rest: "files beside the state: vectors are simulated, and nothing is cached",
     },

@@ -21,7 +21,8 @@ pub const TRIALS: &[Trial] = &[
         bar: "resident memory of the daemon and its workers grows by 100 MiB at most after the \
               warm-up, descriptors by 0; 0 vectors other than the first of their text",
         how: How::Program(Clock::Timed),
-        rest: "device memory; that the figure's run compared vectors, which later ones do",
+        rest: "device memory; more than 128 tokens of a text, where level `low` cuts it, and batches of more \
+               than 512; that the figure's run compared vectors, which later ones do",
     },
     Trial {
         number: "T3",
@@ -37,7 +38,8 @@ pub const TRIALS: &[Trial] = &[
         number: "T4",
         name: "bulk-beside",
         promise: "a full queue of bulk texts (100,000) leaves an interactive caller its latency",
-        bar: "its p99 is 3 times the idle p99 at most; bulk loses 10 % of its throughput at most",
+        bar: "its p99 is 3 times the idle p99 at most; bulk loses 10 % of its throughput at most; the queue \
+              is half full at least when the caller comes and when it leaves",
         how: How::Program(Clock::Timed),
         rest: "other engines than the native one have no worker in reserve, and there a batch of bulk that \
                has begun is waited for",
@@ -46,8 +48,8 @@ pub const TRIALS: &[Trial] = &[
         number: "T5",
         name: "burst",
         promise: "ten times the capacity for a minute is refused fast, and forgotten fast",
-        bar: "nine times the capacity offered at least; every refusal within 50 ms; normal latency within 5 s of \
-              the end",
+        bar: "ten times the capacity offered at least; every refusal within 50 ms; normal latency within 5 s of \
+              the end: 20 calls in a row, each within 3 times the idle p99",
         how: How::Program(Clock::Timed),
         rest: "with `queue_tokens_max` at two seconds of work; the default holds what the longest \
                queue takes",
