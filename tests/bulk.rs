@@ -13,6 +13,7 @@ use std::path::Path;
 use futures_util::StreamExt;
 use nix::fcntl::{FcntlArg, OFlag, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::sys::signal::Signal;
 use nix::sys::stat::Mode;
 use op_dbus_api::{BUS_NAME, EMBEDDER_INTERFACE, ErrorName, Info, ROOT_PATH};
 use zbus::message::Flags;
@@ -108,19 +109,21 @@ async fn hostile_descriptors_are_refused() -> Outcome {
         let answer = within(what, embed(daemon.client(), fd, Options::new())).await?;
         refused(answer, expected).map_err(|error| format!("{what}: {error}"))?;
     }
-    // A file that is cut while it is read: only a little of it is read ahead of the work, so the cut
-    // comes before its end was read.
+    // A file that is cut while it is read: only a little of it is read ahead of the work, which stands still, so
+    // the cut comes before its end was read.
     let path = setup.path("shrinking");
     std::fs::write(&path, "a line of the file that is cut\n".repeat(1 << 20))?;
     let cut = File::options().write(true).open(&path)?;
     let source = File::open(&path)?;
+    daemon.signal_workers(Signal::SIGSTOP).await?;
     let call = embed(daemon.client(), &source, Options::new());
     let shrink = async {
-        daemon.client().counted("texts", 1000).await?;
-        Ok(cut.set_len(0)?)
+        daemon.client().counted("in_flight_calls", 2).await?;
+        cut.set_len(0)?;
+        daemon.signal_workers(Signal::SIGCONT).await
     };
     let (answer, shrunk) = tokio::join!(within("the shrinking file", call), shrink);
-    let () = shrunk.map_err(|error: Box<dyn std::error::Error>| error)?;
+    shrunk?;
     let message = refused(answer?, ErrorName::InvalidArgument)?;
     assert!(message.contains("ends at byte"), "{message}");
     daemon.client().embedder.embed("still there").await?;

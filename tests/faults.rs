@@ -61,22 +61,28 @@ async fn killed_in_a_batch(engine: &str, distance_max: f32) -> Outcome {
     let (bus, _setup, daemon) = setup.setting("workers_per_device", "1").alone().await?;
     let texts = golden::plain_texts()?;
     let expected = daemon.client().vectors(&texts).await?;
-    let before = daemon.client().counter("batches").await?;
     // Many batches, so that the worker is in the middle of one when it dies.
     let many: Vec<&String> = texts.iter().cycle().take(100 * texts.len()).collect();
     let client = Client::on(&bus).await?;
-    let call = client.packed(&many, Options::new());
-    let killing = async {
-        daemon.client().counted("batches", before + 2).await?;
-        daemon.signal_workers(Signal::SIGKILL).await
-    };
-    let (reply, killed) = tokio::join!(call, killing);
-    killed?;
-    for (found, expected) in reply?.vectors.iter().zip(expected.iter().cycle()) {
-        assert!(distance(found, expected) <= distance_max);
+    // On a busy machine the call may have ended before the worker does.
+    for _ in 0..5 {
+        let before = daemon.client().counter("batches").await?;
+        let call = client.packed(&many, Options::new());
+        let killing = async {
+            daemon.client().counted("batches", before + 2).await?;
+            daemon.signal_workers(Signal::SIGKILL).await
+        };
+        let (reply, killed) = tokio::join!(call, killing);
+        killed?;
+        for (found, expected) in reply?.vectors.iter().zip(expected.iter().cycle()) {
+            assert!(distance(found, expected) <= distance_max);
+        }
+        if daemon.client().counter("retries").await? > 0 {
+            daemon.client().counted("worker_restarts", 1).await?;
+            return daemon.stop().await;
+        }
     }
-    assert!(daemon.client().counter("worker_restarts").await? >= 1);
-    daemon.stop().await
+    Err("no worker was killed in a batch".into())
 }
 
 async fn idle_workers_killed(count: usize) -> Outcome {

@@ -230,9 +230,12 @@ async fn jobs_end_with_their_owner() -> Outcome {
 }
 
 async fn a_job_is_cancelled_while_it_computes() -> Outcome {
-    let (bus, setup, daemon) = Setup::sim()?.alone().await?;
+    let (bus, _setup, daemon) = Setup::sim()?.alone().await?;
     let client = Client::on(&bus).await?;
-    let path = start(&client, lines(&setup, 400_000)?).await?;
+    let (source, mut writer) = std::io::pipe()?;
+    // The handle keeps the writer, and so the pipe open: the job is not done before it is cancelled.
+    let _fed = std::thread::spawn(move || (writer.write_all(&b"a line\n".repeat(400_000)), writer));
+    let path = start(&client, source).await?;
     let running = job(client.connection(), &path).await?;
     eventually("the first rows", async || Ok(running.rows().await? != 0)).await?;
     // The call is there before it is cancelled: what one connection sends is taken in its order.

@@ -6,6 +6,7 @@ use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
 
 use futures_util::future::join_all;
+use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 use op_dbus_api::{ErrorName, JobProxy};
 use zbus::proxy::CacheProperties;
@@ -16,7 +17,7 @@ use crate::harness::client::{Client, Options, refused};
 use crate::harness::daemon::{Daemon, Setup};
 use crate::harness::golden;
 use crate::harness::logind::{Logind, closed};
-use crate::harness::process::{anonymous, children};
+use crate::harness::process::{anonymous, children, send};
 use crate::harness::registry::tests;
 use crate::harness::{Outcome, eventually, within};
 
@@ -178,6 +179,9 @@ async fn an_unload_waits_for_calls_that_name_a_level() -> Outcome {
     let level = Options::from([("level", "medium".into())]);
     daemon.client().packed(&["x"], level).await?;
     let workers = daemon.workers().await?;
+    let [_, worker] = workers[..] else { return Err("not one worker of each level".into()) };
+    // The call has not ended before it is counted.
+    send(Signal::SIGSTOP, worker).await?;
     let embedder = daemon.client().embedder.clone();
     let call = tokio::spawn(async move {
         let texts = vec!["word ".repeat(120); 16];
@@ -186,7 +190,10 @@ async fn an_unload_waits_for_calls_that_name_a_level() -> Outcome {
         embedder.embed_packed(&texts, level).await
     });
     daemon.client().counted("in_flight_calls", 1).await?;
-    daemon.client().manager.unload().await?;
+    let unload = daemon.client().manager.unload();
+    let (unloaded, goes_on) = tokio::join!(unload, send(Signal::SIGCONT, worker));
+    goes_on?;
+    unloaded?;
     ended(&daemon, &workers).await?;
     let (_, rows, ..) = within("the call", call).await???;
     assert_eq!(rows, 16);

@@ -119,6 +119,8 @@ async fn calls_in_flight_move_to_the_fallback() -> Outcome {
     let daemon = setup.ready(&bus).await?;
     assert_eq!(provider(&daemon).await?, ("ggml".to_owned(), String::new()));
     let load = Load::start(&bus, &much()).await?;
+    // None of the calls has ended before all are counted.
+    daemon.signal_workers(Signal::SIGSTOP).await?;
     let embedder = daemon.client().embedder.clone();
     let into_a_file = tokio::spawn(async move {
         let texts = much();

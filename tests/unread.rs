@@ -260,6 +260,17 @@ pub async fn fill_up(bus: &PrivateBus, daemon: &Daemon) -> Outcome<[UnixStream; 
 
 /// While nothing leaves, calls that are refused are held whole.
 async fn what_waits_to_be_refused_has_a_bound() -> Outcome {
+    // A busy machine may pass them on so slowly that the service gives the bus up before, and not five times.
+    for _ in 0..5 {
+        if is_ended_by_what_it_refuses().await? {
+            return Ok(());
+        }
+    }
+    Err("it was ended by something else each time".into())
+}
+
+/// Whether calls that wait for their refusals to leave end a service, and not the time in which nothing left.
+async fn is_ended_by_what_it_refuses() -> Outcome<bool> {
     let (bus, _setup, mut daemon) = Setup::sim()?.alone().await?;
     let long = "a".repeat(30 << 20);
     let _deaf = fill_up(&bus, &daemon).await?;
@@ -268,7 +279,7 @@ async fn what_waits_to_be_refused_has_a_bound() -> Outcome {
         let call = Message::method_call(ROOT_PATH, "Embed").destination(BUS_NAME);
         refused.write_all(call.interface(EMBEDDER_INTERFACE).build(&long)?.data())?;
     }
-    daemon.process.says("bytes of calls wait here for their refusals to leave").await?;
     assert_eq!(daemon.process.ended().await?.code(), Some(1));
-    Ok(())
+    let said = daemon.process.stderr();
+    Ok(said.contains("bytes of calls wait here for their refusals to leave"))
 }

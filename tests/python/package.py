@@ -14,6 +14,7 @@ import sqlite3
 import sys
 import tempfile
 import threading
+import time
 import warnings
 from collections.abc import Sequence
 
@@ -319,10 +320,19 @@ def past_the_bus(embedder: Embedder, expected: Embeddings) -> None:
     assert np.allclose(embedder.embed(texts).vectors[1], embedder.embed([texts[1]]).vectors[0])
     threads_share_a_client(embedder)
     jobs(embedder)
-    more = [Embedder(BUS, direct=True) for _ in range(15)]
-    refused(errors.QuotaExceeded, "16 of 16 direct", lambda: Embedder(BUS, direct=True))
-    for other in more:
-        other.close()
+
+
+def places_past_the_bus_are_counted() -> None:
+    """Behind all else that opens them: one that is closed may have its place for a moment longer."""
+    with contextlib.ExitStack() as held:
+        taken, until = 0, time.monotonic() + 60
+        while taken < 16:
+            try:
+                held.enter_context(Embedder(BUS, direct=True))
+                taken += 1
+            except errors.QuotaExceeded:
+                assert time.monotonic() < until, "the places of closed connections are not free"
+        refused(errors.QuotaExceeded, "16 of 16 direct", lambda: Embedder(BUS, direct=True))
 
 
 async def a_connection_ends(complaints: list[str]) -> None:
@@ -574,6 +584,7 @@ def main() -> None:
     asyncio.run(a_model_changes_between_two_calls())
     complaints: list[str] = []
     asyncio.run(a_connection_ends(complaints))
+    places_past_the_bus_are_counted()
     assert descriptors() == before, (descriptors(), before)
     # What nobody has retrieved is told when it is collected.
     gc.collect()

@@ -93,8 +93,8 @@ async fn the_cpu_computes_beside_triton() -> Outcome {
     let setup = setup.setting("fallback", "cpu").setting("offload", "auto");
     let setup = setup.setting("providers.remote.model", "low");
     // More than a whole batch takes on a busy machine: nothing is to be lost while the fleet is there.
-    let setup = setup.setting("providers.remote.batch_timeout_s", "6");
-    let setup = setup.setting("providers.remote.request_timeout_s", "5");
+    let setup = setup.setting("providers.remote.batch_timeout_s", "16");
+    let setup = setup.setting("providers.remote.request_timeout_s", "15");
     let daemon = setup.ready(&bus).await?;
     assert_eq!(provider(&daemon).await?, ("remote".to_owned(), String::new()));
     // More at once than either does in a moment, so that both compute.
@@ -121,8 +121,6 @@ async fn the_cpu_answers_who_waits_for_a_silent_fleet() -> Outcome {
     let far = Far::start("low").await?;
     let gateway = far.gateway().await?;
     let setup = fleet("low", "openai", &[&gateway.url("")])?.setting("fallback", "cpu");
-    let setup = setup.setting("providers.remote.request_timeout_s", "5");
-    let setup = setup.setting("providers.remote.batch_timeout_s", "6");
     let (_bus, _setup, daemon) = setup.alone().await?;
     assert_eq!(provider(&daemon).await?.0, "remote");
     send(Signal::SIGSTOP, gateway.process.pid()).await?;

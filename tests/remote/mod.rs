@@ -204,8 +204,8 @@ async fn the_cpu_goes_on_when_the_fleet_is_gone() -> Outcome {
     let setup = fleet("low", "openai", &[&gateway.url("")])?;
     let setup = setup.setting("fallback", "cpu").setting("offload", "auto");
     // More than a whole batch takes on a busy machine: nothing is to be lost while the fleet is there.
-    let setup = setup.setting("providers.remote.batch_timeout_s", "6");
-    let setup = setup.setting("providers.remote.request_timeout_s", "5");
+    let setup = setup.setting("providers.remote.batch_timeout_s", "16");
+    let setup = setup.setting("providers.remote.request_timeout_s", "15");
     let (bus, _setup, daemon) = setup.alone().await?;
     assert_eq!(provider(&daemon).await?.0, "remote");
     // More at once than either does in a moment, so that both compute.
@@ -287,8 +287,6 @@ async fn a_silent_fleet_does_not_starve_the_watchdog() -> Outcome {
     let gateway = far.gateway().await?;
     let bus = PrivateBus::start().await?;
     let setup = fleet("low", "openai", &[&gateway.url("")])?;
-    let setup = setup.setting("providers.remote.request_timeout_s", "3");
-    let setup = setup.setting("providers.remote.batch_timeout_s", "6");
     let (setup, manager) = setup.env("WATCHDOG_USEC", "400000").managed()?;
     let daemon = setup.start(&bus).await?;
     manager.told("READY=1").await?;

@@ -175,31 +175,32 @@ async fn what_is_unloaded_or_off_keeps_nothing() {
 
 #[tokio::test]
 async fn what_is_kept_as_a_whole_is_in_time_whatever_is_queued() {
-    // Two hundred tokens a second, of which a batch has 40.
-    let slow = Faults { us_per_token: Some(5000), ..Faults::default() };
+    // Twenty tokens a second, of which a batch has 40.
+    let slow = Faults { us_per_token: Some(50_000), ..Faults::default() };
     let factory: BackendFactory = Box::new(move |_| sim(slow.clone()));
     let batch = BatchLimits { tokens_max: 40, ..BatchLimits::default() };
     let pool = Pool { batch, ..Pool::new(factory) };
     let config = EngineConfig { cache: Arc::new(Cache::new(ROOM)), ..config(Limits::default()) };
     let engine = Engine::start(Tokenizer::bytes(INPUT_MAX), model(), vec![pool], config).unwrap();
     let texts =
-        |from: usize| (from..from + 20).map(|n| format!("text no {n:02}")).collect::<Vec<_>>();
+        |from: usize| (from..from + 10).map(|n| format!("text no {n:02}")).collect::<Vec<_>>();
     let begin = |texts: Vec<String>| {
         let (engine, call) = (engine.clone(), Call { inputs: texts.into(), ..call(1, &[]) });
         tokio::spawn(async move { engine.embed(call).await })
     };
     // After a batch that was full it is known how long others take.
     begin(texts(0)).await.unwrap().unwrap();
-    let queued = begin(texts(20));
+    // 12 tokens a text: some 6 s.
+    let queued = begin(texts(10));
     while engine.stats().in_flight_calls < 1 {
         tokio::task::yield_now().await;
     }
     let in_time = |texts: Vec<String>| {
-        let deadline = Some(Instant::now() + Duration::from_millis(500));
+        let deadline = Some(Instant::now() + Duration::from_secs(4));
         engine.embed(Call { inputs: texts.into(), deadline, ..call(1, &[]) })
     };
-    let late = in_time(texts(40)).await;
+    let late = in_time(texts(20)).await;
     assert!(matches!(late, Err(Error::Late { .. })), "{late:?}");
-    assert_eq!(in_time(texts(0)).await.unwrap().cached, 20);
+    assert_eq!(in_time(texts(0)).await.unwrap().cached, 10);
     queued.await.unwrap().unwrap();
 }

@@ -219,8 +219,8 @@ async fn an_idle_worker_waits_for_more_if_told_to() {
 
 #[tokio::test]
 async fn what_is_not_done_by_its_deadline_is_refused_at_once_and_the_rest_is_done() {
-    // A thousand tokens a second, of which a batch has 40.
-    let slow = Faults { us_per_token: Some(1000), ..Faults::default() };
+    // A hundred tokens a second, of which a batch has 40.
+    let slow = Faults { us_per_token: Some(10_000), ..Faults::default() };
     let batch = BatchLimits { tokens_max: 40, ..BatchLimits::default() };
     let factory: BackendFactory = Box::new(move |_| sim(slow.clone()));
     let engine = batched(factory, Limits::default(), batch, 1);
@@ -233,12 +233,12 @@ async fn what_is_not_done_by_its_deadline_is_refused_at_once_and_the_rest_is_don
     let (first, second) = (embed(10, 60_000), embed(10, 60_000));
     first.await.unwrap().unwrap();
     second.await.unwrap().unwrap();
-    // 12 tokens a text: some 0.6 s together.
+    // 12 tokens a text: some 6 s together.
     let (before, behind) = (embed(40, 60_000), embed(10, 60_000));
     while engine.stats().in_flight_calls < 2 {
         tokio::task::yield_now().await;
     }
-    let error = embed(10, 500).await.unwrap().unwrap_err();
+    let error = embed(10, 5_000).await.unwrap().unwrap_err();
     let Error::Late { needed: 120, before: 600, retry_after_ms, .. } = error else {
         panic!("{error:?}");
     };

@@ -28,6 +28,23 @@ fn pool(name: &'static str, work: u64) -> Pool {
     Pool::new(Box::new(move |_| named(name, work, Faults::default())))
 }
 
+/// A pool that is known to take so long for a batch of a few texts. Of a size of which nothing is known the first batch
+/// would be believed, also where another program held it up.
+fn known(us: u64, pool: Pool) -> Pool {
+    let costs = (0..8).map(|octave| BatchCost { tokens: 1 << octave, us }).collect();
+    Pool { costs, ..pool }
+}
+
+/// Known to be quick.
+fn quick(device: BackendFactory) -> Pool {
+    known(1_000, Pool::new(device))
+}
+
+/// Known to be slow, and so never chosen for what it costs.
+fn slow_cpu() -> Pool {
+    known(10_000_000, pool("cpu", 0))
+}
+
 fn mixed(pools: Vec<Pool>) -> Engine {
     Engine::start(Tokenizer::bytes(INPUT_MAX), model(), pools, config(Limits::default())).unwrap()
 }
@@ -51,9 +68,8 @@ async fn a_batch_goes_to_the_pool_that_has_it_done_first() {
 /// What is known of the device is from a bad moment, and as it computes nothing, nothing corrects that.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pool_that_leaves_all_to_another_is_measured_anew() {
-    let known = |us| [1, 100].map(|tokens| BatchCost { tokens, us }).to_vec();
-    let device = Pool { costs: known(10_000_000), ..pool("device", 0) };
-    let cpu = Pool { costs: known(50_000), ..pool("cpu", 1_000_000) };
+    let device = known(10_000_000, pool("device", 0));
+    let cpu = known(50_000, pool("cpu", 1_000_000));
     let config = EngineConfig { idle_check: Duration::from_millis(2), ..config(Limits::default()) };
     let engine =
         Engine::start(Tokenizer::bytes(INPUT_MAX), model(), vec![device, cpu], config).unwrap();
@@ -142,7 +158,7 @@ async fn calls_outlive_the_pool_that_was_asked_for() {
         }
         named("device", 0, Faults { die_on_token: Some(33), ..Faults::default() })
     });
-    let engine = mixed(vec![Pool::new(device), pool("cpu", 10_000_000)]);
+    let engine = mixed(vec![quick(device), slow_cpu()]);
     assert_eq!(engine.embed(call(1, &["a"])).await.unwrap().provider, "device");
     broken.store(true, Ordering::Relaxed);
     // "!" kills the device and not the CPU.
@@ -161,9 +177,8 @@ async fn calls_outlive_the_pool_that_was_asked_for() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_failed_batch_is_tried_again_on_another_device() {
     let faults = Faults { die_on_token: Some(33), ..Faults::default() };
-    let device = Pool::new(Box::new(move |_| named("device", 0, faults.clone())));
-    // Slower, and so never chosen for what it costs.
-    let engine = mixed(vec![device, pool("cpu", 10_000_000)]);
+    let device = quick(Box::new(move |_| named("device", 0, faults.clone())));
+    let engine = mixed(vec![device, slow_cpu()]);
     for n in 1..=20 {
         // "!" kills the device.
         let reply = engine.embed(call(1, &["!"])).await.unwrap();
@@ -181,8 +196,8 @@ async fn a_failed_batch_is_tried_again_on_another_device() {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_does_not_fit_a_device_is_computed_by_another() {
     let faults = Faults { oom_above_rows: Some(1), ..Faults::default() };
-    let device = Pool::new(Box::new(move |_| named("device", 0, faults.clone())));
-    let engine = mixed(vec![device, pool("cpu", 10_000_000)]);
+    let device = quick(Box::new(move |_| named("device", 0, faults.clone())));
+    let engine = mixed(vec![device, slow_cpu()]);
     let texts: Vec<_> = "abcdefghijklmnopqrstuvwxyz".split_inclusive(|_| true).collect();
     let reply = engine.embed(call(1, &texts)).await.unwrap();
     assert_eq!(reply.vectors, texts.iter().flat_map(|text| expected(text)).collect::<Vec<_>>());
@@ -193,12 +208,12 @@ async fn what_does_not_fit_a_device_is_computed_by_another() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_failed_batch_is_tried_again_by_another_kind_of_device() {
     // Each worker on a device of its own, as endpoints of a fleet are.
-    let mut fleet = Pool::new(Box::new(|worker| {
+    let mut fleet = quick(Box::new(|worker| {
         let faults = Faults { die_on_token: Some(33), ..Faults::default() };
         named(["here", "there"][worker], 0, faults)
     }));
     fleet.workers = 2;
-    let engine = mixed(vec![fleet, pool("cpu", 10_000_000)]);
+    let engine = mixed(vec![fleet, slow_cpu()]);
     for _ in 0..20 {
         let reply = engine.embed(call(1, &["!"])).await.unwrap();
         assert_eq!((reply.provider.as_str(), reply.vectors), ("cpu", expected("!")));
