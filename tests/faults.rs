@@ -10,7 +10,7 @@ use crate::harness::client::{Client, Options, refused};
 use crate::harness::command::{clean, finish, in_own_mounts};
 use crate::harness::daemon::{Daemon, Setup};
 use crate::harness::golden::{self, distance};
-use crate::harness::process::children;
+use crate::harness::process::{children, runs};
 use crate::harness::registry::tests;
 use crate::harness::users::{SERVICE, Users};
 use crate::harness::{Outcome, eventually, needs, within};
@@ -117,11 +117,7 @@ async fn workers_end_with_their_daemon() -> Outcome {
     daemon.process.ended().await?;
     within("the end of the workers", async {
         for worker in workers {
-            // Whoever inherits them may leave them as zombies, which are as good as gone.
-            let stat = format!("/proc/{worker}/stat");
-            let running =
-                || std::fs::read_to_string(&stat).is_ok_and(|stat| !stat.contains(") Z "));
-            while running() {
+            while runs(worker) {
                 tokio::task::yield_now().await;
             }
         }

@@ -177,3 +177,9 @@ impl Drop for Process {
         journal::keep(&self.name, &self.stderr());
     }
 }
+
+/// Whether a process is there. Whoever inherits one may leave it as a zombie, which is as good as gone.
+pub fn runs(process: Pid) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{process}/stat"));
+    stat.is_ok_and(|stat| !stat.contains(") Z "))
+}

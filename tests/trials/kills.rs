@@ -6,7 +6,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
-use nix::unistd::Pid;
 
 use super::watch::ms;
 use super::{Outcome, Size, figure, timed};
@@ -15,6 +14,7 @@ use crate::harness::client::Client;
 use crate::harness::daemon::Setup;
 use crate::harness::eventually;
 use crate::harness::golden::distance;
+use crate::harness::process::runs;
 
 /// Clients that keep calling.
 const CLIENTS: usize = 4;
@@ -134,12 +134,6 @@ pub async fn daemon_killed(size: Size) -> Outcome {
     figure(left == 0, format_args!("{left} files left over"));
     timed(longest <= READY_MAX, format_args!("ready after {:.0} ms at most", ms(longest)));
     Ok(())
-}
-
-/// Whether a process is there. Whoever inherits one may leave it as a zombie, which is as good as gone.
-fn runs(process: Pid) -> bool {
-    let stat = fs::read_to_string(format!("/proc/{process}/stat"));
-    stat.is_ok_and(|stat| !stat.contains(") Z "))
 }
 
 /// How many entries a folder has.
