@@ -139,7 +139,7 @@ pub fn run(args: Args) -> ExitCode {
     if let Err(error) = prctl::set_pdeathsig(Signal::SIGKILL) {
         tracing::warn!(%error, "the worker may outlive a killed daemon by one batch");
     }
-    // Had the daemon ended before that, nothing would tell us, and we would make anew what is cleared away after it.
+    // Had the daemon ended before that, nothing would tell us.
     if has_hung_up() {
         return ExitCode::FAILURE;
     }

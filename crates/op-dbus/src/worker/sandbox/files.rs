@@ -24,15 +24,13 @@ const USE: BitFlags<AccessFs> =
 /// Leaves this thread, and those that it will start, `places` and no others; no TCP
 /// but to their ports, no abstract socket and no signal to whoever is not confined with it. Says what the kernel has of that.
 ///
+/// A rule is about what is there: a place that is made later stays closed. The daemon makes the folder that a worker
+/// writes in, and a worker that outlives its daemon for a moment makes nothing anew that was cleared away.
+///
 /// # Errors
 /// The kernel refuses what it should know; then nothing is restricted.
 pub fn restrict(places: Places) -> Result<LandlockStatus, RulesetError> {
     let Places { read, write, nodes, ports, programs } = places;
-    // A rule is about what is there: whoever writes into it would make it, which comes too late.
-    for folder in &write {
-        // Whether it can be used is told by whoever needs it.
-        let _ = std::fs::create_dir_all(folder);
-    }
     let read_and_run = if programs { READ | AccessFs::Execute } else { READ };
     let ports = ports.into_iter().map(|port| NetPort::new(port, AccessNet::ConnectTcp));
     let status = Ruleset::default()
