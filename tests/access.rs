@@ -11,8 +11,10 @@ use op_dbus_api::{
 };
 use tokio::sync::{Notify, Semaphore};
 use tokio::task::JoinHandle;
-use zbus::OwnedVariant;
+use zbus::connection::Builder;
 use zbus::message::Header;
+use zbus::object_server::Interface;
+use zbus::{Connection, OwnedVariant};
 
 use crate::harness::bus::PrivateBus;
 use crate::harness::client::{Client, refused};
@@ -186,6 +188,14 @@ fn may_be_polkit(folder: &Path) -> Outcome<PathBuf> {
     Ok(policy)
 }
 
+/// Has `authority` be polkit. It listens before it has the name: one that is added to a finished connection does some
+/// time later, and a question that comes before is never answered.
+async fn be_polkit(bus: &PrivateBus, authority: impl Interface) -> Outcome<Connection> {
+    let builder = Builder::address(bus.address());
+    let builder = builder.serve_at("/org/freedesktop/PolicyKit1/Authority", authority);
+    Ok(builder.name(polkit::NAME).build().await?)
+}
+
 /// Remembers what it is asked, and says yes.
 #[derive(Clone, Default)]
 struct Yes(Arc<Mutex<Vec<Question>>>);
@@ -227,9 +237,7 @@ async fn polkit_is_asked_about_the_caller() -> Outcome {
     let policy = may_be_polkit(folder.path())?;
     let (_users, bus, _setup, daemon) = served(&[&policy]).await?;
     let yes = Yes::default();
-    let authority = bus.connect().await?;
-    authority.object_server().at("/org/freedesktop/PolicyKit1/Authority", yes.clone()).await?;
-    authority.request_name(polkit::NAME).await?;
+    let _authority = be_polkit(&bus, yes.clone()).await?;
 
     let quiet = "--allow-interactive-authorization=no";
     set_level(&bus, OTHER, &[quiet], "none").await?.success()?;
@@ -279,9 +287,7 @@ async fn polkit_that_allows_late_allows_nothing() -> Outcome {
     let policy = may_be_polkit(folder.path())?;
     let (_users, bus, _setup, daemon) = served(&[&policy]).await?;
     let late = Late { asked: Arc::new(Semaphore::new(0)), answers: Arc::default() };
-    let authority = bus.connect().await?;
-    authority.object_server().at("/org/freedesktop/PolicyKit1/Authority", late.clone()).await?;
-    authority.request_name(polkit::NAME).await?;
+    let _authority = be_polkit(&bus, late.clone()).await?;
 
     let caller = Client::new(bus.connect_as(OTHER.id).await?).await?;
     let manager = caller.manager.clone();

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use op_dbus_api::{BUS_NAME, Error, ErrorName, Info, ROOT_PATH};
 use serde_json::json;
+use zbus::connection::Builder;
 use zbus::{Connection, OwnedVariant, Variant};
 
 use super::{Stage, sentence};
@@ -98,13 +99,11 @@ impl Levels {
     }
 }
 
-/// A version of the service whose medium level has this model.
+/// A version of the service whose medium level has this model. Its objects listen before it has the name: those that
+/// are added to a finished connection do some time later, and a call that comes before is never answered.
 async fn service(bus: &PrivateBus, model: &'static str) -> Outcome<Connection> {
-    let connection = bus.connect().await?;
-    connection.object_server().at(ROOT_PATH, Service(model)).await?;
-    connection.object_server().at(ROOT_PATH, Levels(model)).await?;
-    connection.request_name(BUS_NAME).await?;
-    Ok(connection)
+    let builder = Builder::address(bus.address()).serve_at(ROOT_PATH, Service(model));
+    Ok(builder.serve_at(ROOT_PATH, Levels(model)).name(BUS_NAME).build().await?)
 }
 
 async fn a_model_that_is_named_is_not_replaced_by_a_later_services() -> Outcome {
@@ -187,10 +186,10 @@ async fn a_model_that_is_being_loaded_is_not_unknown() -> Outcome {
         async move { gateway.post("/v1/embeddings", &body).await }
     };
     let is_loaded = Arc::new(AtomicBool::new(false));
-    let service = bus.connect().await?;
-    service.object_server().at(ROOT_PATH, Imported(Arc::clone(&is_loaded))).await?;
-    service.object_server().at(ROOT_PATH, NoLevels(Arc::clone(&is_loaded))).await?;
-    service.request_name(BUS_NAME).await?;
+    let service = Builder::address(bus.address());
+    let service = service.serve_at(ROOT_PATH, Imported(Arc::clone(&is_loaded)));
+    let service = service.serve_at(ROOT_PATH, NoLevels(Arc::clone(&is_loaded)));
+    let _service = service.name(BUS_NAME).build().await?;
     for name in ["default", "own"] {
         let early = ask(name).await?;
         assert_eq!(early.status, 503, "{name}: {}", early.text);

@@ -76,11 +76,10 @@ async fn a_balancer_finds_a_gateway_without_a_key() -> Outcome {
     let setup = Setup::sim()?;
     let gateway = Gateway::start(&bus, &setup).await?;
     let node = gateway.url("");
-    let mut balancer =
-        Balancer::of_one(node.trim_start_matches("http://"), &setup.path("")).await?;
-    balancer.says(1, "DOWN").await?;
+    let balancer = Balancer::of_one(node.trim_start_matches("http://"), &setup.path("")).await?;
+    balancer.has(1, "DOWN").await?;
     let daemon = setup.ready(&bus).await?;
-    balancer.says(1, "UP").await?;
+    balancer.has(1, "UP").await?;
     drop(balancer);
     // Who watched is told of the end for 8 s otherwise.
     gateway.process.signal(Signal::SIGTERM)?;

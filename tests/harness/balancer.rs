@@ -1,18 +1,16 @@
 //! HAProxy with the configuration that is shipped as an example, on the switch of a test's network.
 
-use std::fs;
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
 
-use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::process::Command;
-use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 use super::command::clean;
 use super::network::Machine;
 use super::process::Process;
-use super::{Outcome, eventually, repository, within};
+use super::{Outcome, eventually, repository};
 
 /// Where the shipped configuration answers.
 pub const PORT: u16 = 8080;
@@ -20,7 +18,6 @@ pub const PORT: u16 = 8080;
 /// A running HAProxy.
 pub struct Balancer {
     process: Process,
-    said: UnboundedReceiver<String>,
     admin: PathBuf,
 }
 
@@ -35,6 +32,10 @@ pub struct Counts {
     pub redispatches: u64,
     /// Replies of the nodes with a status of 500 and more.
     pub failed: u64,
+    /// How often no node was left.
+    pub outages: u64,
+    /// What each node is, by its number from 1: `UP` or `DOWN`, or on its way there.
+    states: Vec<String>,
 }
 
 impl Balancer {
@@ -58,35 +59,25 @@ impl Balancer {
 
     async fn start_command(mut command: Command, folder: &Path) -> Outcome<Self> {
         let admin = socket(folder);
-        command.stdout(Stdio::piped());
-        let mut process = Process::start("haproxy", command, &folder.join("haproxy.log"))?;
-        let stdout = process.child().stdout.take().ok_or("haproxy has no output")?;
-        let (sender, said) = unbounded_channel();
-        tokio::spawn(async move {
-            let mut lines = BufReader::new(stdout).lines();
-            while let Ok(Some(line)) = lines.next_line().await {
-                // Nobody listens at the end of a test.
-                let _ = sender.send(line);
-            }
-        });
-        let balancer = Self { process, said, admin };
+        let log = folder.join("haproxy.log");
+        // Beside its complaints, to be told with them.
+        command.stdout(File::options().create(true).append(true).open(&log)?);
+        let process = Process::start("haproxy", command, &log)?;
+        let balancer = Self { process, admin };
         eventually("haproxy", async || Ok(UnixStream::connect(&balancer.admin).await.is_ok()))
             .await?;
         Ok(balancer)
     }
 
-    /// Waits until it says that a node is `UP` or `DOWN`.
-    pub async fn says(&mut self, node: usize, state: &str) -> Outcome {
-        let wanted = format!("/node{node} is {state}");
-        within(&wanted, async {
-            while let Some(line) = self.said.recv().await {
-                if line.contains(&wanted) {
-                    return Ok(());
-                }
-            }
-            Err(format!("haproxy ended: {}", self.process.stderr()).into())
+    /// Waits until a node is `UP` or `DOWN`. What it became before and is no more doesn't count: on a busy machine
+    /// nodes come and go by themselves.
+    pub async fn has(&self, node: usize, state: &str) -> Outcome {
+        eventually(&format!("node{node} to be {state}"), async || {
+            let states = self.counts().await?.states;
+            Ok(states.get(node - 1).is_some_and(|is| is == state))
         })
-        .await?
+        .await
+        .map_err(|e| format!("{e}: {}", self.process.stderr()).into())
     }
 
     /// What it has counted so far.
@@ -103,12 +94,15 @@ impl Balancer {
                 let column = names.iter().position(|known| *known == name)?;
                 cells.get(column).copied()
             };
-            if cell("svname").is_some_and(|server| server.starts_with("node")) {
-                let count = |name| cell(name).and_then(|text| text.parse().ok()).unwrap_or(0_u64);
+            let count = |name| cell(name).and_then(|text| text.parse().ok()).unwrap_or(0_u64);
+            if cell("svname") == Some("BACKEND") {
+                counts.outages += count("chkdown");
+            } else if cell("svname").is_some_and(|server| server.starts_with("node")) {
                 counts.retries += count("wretr");
                 counts.redispatches += count("wredis");
                 counts.failed += count("hrsp_5xx");
                 counts.requests.push(count("stot"));
+                counts.states.push(cell("status").unwrap_or_default().to_owned());
             }
         }
         Ok(counts)

@@ -3,7 +3,10 @@
 
 use std::fs;
 use std::hash::{BuildHasher, RandomState};
+use std::io::ErrorKind;
 use std::net::TcpListener;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
@@ -153,7 +156,8 @@ fn python(script: &str) -> Command {
 }
 
 /// `port`, or one that is free, for a program that can't ask the kernel for one itself. The kernel hands out
-/// none of these to others: one of those may be taken again before the program listens there.
+/// none of these to others: one of those may be taken again before the program listens there. Nor does any test get
+/// it twice, or another one meanwhile: a server takes seconds until it listens.
 fn free(port: u16) -> Outcome<u16> {
     const FIRST: u16 = 10_000;
     if port != 0 {
@@ -165,7 +169,14 @@ fn free(port: u16) -> Outcome<u16> {
     loop {
         let random = RandomState::new().hash_one(FIRST) % u64::from(count);
         let port = FIRST + u16::try_from(random)?;
+        let claim = SocketAddr::from_abstract_name(format!("op-dbus-test-port-{port}"))?;
+        let claim = match UnixDatagram::bind_addr(&claim) {
+            Err(error) if error.kind() == ErrorKind::AddrInUse => continue,
+            claim => claim?,
+        };
         if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            // It ends with this process, which runs one test.
+            std::mem::forget(claim);
             return Ok(port);
         }
     }

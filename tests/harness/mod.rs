@@ -33,8 +33,9 @@ use tokio::time::{MissedTickBehavior, interval};
 /// What a test and every step of it answers: any error ends the test with its text.
 pub type Outcome<T = ()> = Result<T, Box<dyn Error>>;
 
-/// Nothing that a test waits for takes this long on any machine, except when it never comes.
-pub const PATIENCE: Duration = Duration::from_secs(180);
+/// Nothing that a test waits for takes this long on any machine, except when it never comes; on an idle one the longest
+/// takes a minute.
+pub const PATIENCE: Duration = Duration::from_secs(600);
 
 /// Waits for something that must come; `what` names it in the failure.
 pub async fn within<T>(what: &str, future: impl Future<Output = T>) -> Outcome<T> {

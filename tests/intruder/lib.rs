@@ -63,13 +63,14 @@ fn tell<T>(name: &str, outcome: Result<T, impl Into<io::Error>>) {
             number.map_or_else(|| error.to_string(), |n| format!("{:?}", Errno::from_raw(n)))
         }
     };
-    eprintln!("intruder: {name}: {outcome}");
+    let line = format!("intruder: {name}: {outcome}\n");
+    // In one piece: the daemon's log is the same file.
+    eprint!("{line}");
 }
 
 fn environment() {
     let names = std::env::vars_os().map(|(name, _)| name.to_string_lossy().into_owned());
     let line = format!("intruder's environment: {}\n", names.collect::<Vec<_>>().join(" "));
-    // In one piece: the daemon's log is the same file.
     eprint!("{line}");
 }
 

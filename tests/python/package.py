@@ -197,16 +197,24 @@ def vectors_that_are_kept(embedder: Embedder) -> None:
     assert mapped() == 1 and last.any()
     refused(ValueError, "WRITEABLE", lambda: last.setflags(write=True))
     del last
-    assert mapped() == 0
+    unmapped_but(0)
     # Nor more of the mappings that a process may have than leave it some.
     most, op_dbus.embeddings._MAPPINGS_MAX = op_dbus.embeddings._MAPPINGS_MAX, 3
     kept = [embedder.embed(["one"] * 100).vectors for _ in range(5)]
     assert mapped() == 3 and all(np.array_equal(kept[0], one) for one in kept)
-    assert len(embedder.embed(["one"] * 1000)) == 1000 and mapped() == 3
+    assert len(embedder.embed(["one"] * 1000)) == 1000
+    unmapped_but(3)
     refused(ValueError, "WRITEABLE", lambda: kept[-1].setflags(write=True))
     kept.clear()
     op_dbus.embeddings._MAPPINGS_MAX = most
-    assert mapped() == 0
+    unmapped_but(0)
+
+
+def unmapped_but(kept: int) -> None:
+    """The client's own thread may hold a result for a moment after it has handed it over."""
+    until = time.monotonic() + 60
+    while mapped() != kept:
+        assert time.monotonic() < until, (mapped(), kept)
 
 
 def mapped() -> int:

@@ -45,6 +45,7 @@ pub fn seal(memfd: &File) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use std::io::{Read, Write};
+    use std::sync::Barrier;
     use std::thread;
 
     use nix::fcntl::{SpliceFFlags, splice};
@@ -64,13 +65,17 @@ mod tests {
             assert_eq!(fcntl(&memfd, seals), Err(Errno::EBUSY));
         };
         refused();
+        // A thread may take longer to start than is tried.
+        let begin = Barrier::new(2);
         thread::scope(|scope| {
             scope.spawn(|| {
+                begin.wait();
                 // The kernel lets one try at a time, in turn: the other thread has had one when this
                 // one has had two.
                 (0..2).for_each(|_| refused());
                 reader.read_exact(&mut [0; 4096]).unwrap();
             });
+            begin.wait();
             seal(&memfd).unwrap();
         });
     }

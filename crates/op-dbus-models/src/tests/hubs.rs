@@ -1,6 +1,6 @@
 //! The hub's client against a server on this machine that breaks off, lies or is not there.
 
-use std::net::TcpListener;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::os::unix::fs::{MetadataExt, chown};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -179,8 +179,8 @@ fn offline_is_respected() {
 #[test]
 fn a_hub_that_is_not_there_is_named() {
     let dir = tempfile::tempdir().unwrap();
-    // Bound and dropped: the port is closed.
-    let closed = TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap();
+    // A port that the kernel hands out to nobody: one that was closed may be another test's by now.
+    let closed = SocketAddr::from((Ipv4Addr::LOCALHOST, 1));
     let progress = Progress::silent();
     let hub = hub(dir.path(), &format!("http://user:pw@{closed}"), &progress);
     let message = hub.download(&content()).unwrap_err().to_string();

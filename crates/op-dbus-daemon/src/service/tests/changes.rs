@@ -48,7 +48,7 @@ async fn a_change_does_not_wait_for_an_unload() {
     assert!(call.as_mut().now_or_never().is_none(), "it has its model loaded");
     let mut unload = pin!(service.unload());
     assert!(unload.as_mut().now_or_never().is_none(), "it waits for the call");
-    let change = tokio::time::timeout(Duration::from_secs(10), service.set_level(Level::High));
+    let change = tokio::time::timeout(Duration::from_secs(60), service.set_level(Level::High));
     change.await.expect("it waits for the unload").unwrap();
     drop(held);
     assert_eq!(call.await.unwrap(), 1);
