@@ -1,7 +1,8 @@
 //! The daemon killed at each system call of a state write: the old state or the new, never neither. And an
-//! import or a removal: a whole model or none.
+//! import, a pull or a removal: a whole model or none.
 
 pub mod cached;
+pub mod pulled;
 mod tracer;
 
 use std::collections::BTreeSet;
@@ -25,12 +26,14 @@ use tracer::{FAULTS, KILL, points, traced};
 
 /// The tests of all modules.
 pub fn all() -> Vec<Test> {
-    [tests(), cached::tests()].into_iter().flatten().collect()
+    [tests(), cached::tests(), pulled::tests()].into_iter().flatten().collect()
 }
 
 tests! {
-    the_state_survives_a_kill_at_every_system_call: [Bus, Strace],
-    the_state_survives_an_error_at_every_system_call: [Bus, Strace],
+    the_state_survives_a_kill_at_every_system_call: [Bus, Strace] => killed_in_a_write(false),
+    the_first_state_survives_a_kill_at_every_system_call: [Bus, Strace] => killed_in_a_write(true),
+    the_state_survives_an_error_at_every_system_call: [Bus, Strace] => refused_a_write(false),
+    the_first_state_survives_an_error_at_every_system_call: [Bus, Strace] => refused_a_write(true),
     an_import_survives_an_error_at_every_system_call: [Strace],
     an_import_survives_a_kill_at_every_system_call: [Strace],
     a_removal_survives_a_fault_at_every_system_call: [Strace],
@@ -38,18 +41,24 @@ tests! {
 
 /// What a write consists of; each name is killed at its first call, its second, and so on.
 const SYSTEM_CALLS: [&str; 5] = ["openat", "write", "fchmod", "fsync", "/^rename"];
+/// What the first write begins with, where there is no folder.
+const FIRST_CALL: &str = "/^mkdir";
 /// Far more tries than a write makes calls of one name.
 const CALLS_MAX: usize = 40;
+/// The level where there is no state: that of the settings.
+const SET: &str = "low";
 
-async fn the_state_survives_a_kill_at_every_system_call() -> Outcome {
+/// The daemon is killed in a write of its state: over the one before it or, if it `is_first`, where there is not even a
+/// folder.
+async fn killed_in_a_write(is_first: bool) -> Outcome {
     let (bus, setup, mut daemon) = Setup::sim()?.alone().await?;
+    let folder = setup.path("state");
     let mut hit = BTreeSet::new();
-    for name in SYSTEM_CALLS {
+    for name in SYSTEM_CALLS.into_iter().chain(is_first.then_some(FIRST_CALL)) {
         let call = name.trim_start_matches("/^");
         let mut number = 1;
         for _ in 0..CALLS_MAX {
-            daemon.client().manager.set_vector_level("medium").await?;
-            assert_eq!(level_in(&setup.state_file())?, "medium");
+            let old = with_state(&daemon, &setup, is_first).await?;
             let log = setup.path(&format!("strace-{call}-{number}"));
             let mut tracer = attach(&daemon, name, "signal=KILL", number, &log).await?;
             let done = daemon.client().manager.set_vector_level("none").await;
@@ -58,7 +67,7 @@ async fn the_state_survives_a_kill_at_every_system_call() -> Outcome {
                 let status = daemon.process.ended().await?;
                 assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(9));
                 tracer.ended().await?;
-                hit.extend(step(&fs::read_to_string(&log)?, &setup.path("state")));
+                hit.extend(step(&fs::read_to_string(&log)?, &folder));
             } else {
                 // The tracer lets go of the daemon before it ends.
                 tracer.signal(Signal::SIGTERM)?;
@@ -66,16 +75,14 @@ async fn the_state_survives_a_kill_at_every_system_call() -> Outcome {
                 daemon.process.signal(Signal::SIGKILL)?;
                 daemon.process.ended().await?;
             }
-            let kept = level_in(&setup.state_file())?;
-            let allowed: &[&str] = if killed { &["medium", "none"] } else { &["none"] };
-            assert!(allowed.contains(&kept.as_str()), "{name} {number}: {kept:?}");
+            let kept = kept(&setup)?;
+            assert!(kept == "none" || killed && kept == old, "{name} {number}: {kept:?}");
 
+            let written = setup.state_file().exists();
             daemon = setup.start(&bus).await?;
             daemon.settled().await?;
             assert_eq!(daemon.client().embedder.vector_level().await?, kept, "{name} {number}");
-            let files: Vec<_> =
-                setup.path("state").read_dir()?.flatten().map(|f| f.file_name()).collect();
-            assert_eq!(files, ["state.json"], "left over after {name} {number}");
+            only_the_state(&folder, written, &format!("{name} {number}"));
             // Each thread's calls are counted for themselves. Where another's first one came before the state's, which
             // is the only one of its thread, there is no second one.
             match killed {
@@ -86,24 +93,53 @@ async fn the_state_survives_a_kill_at_every_system_call() -> Outcome {
         }
     }
     println!("killed at: {hit:#?}");
-    for call in ["openat", "write", "fsync", "rename"] {
+    let expected = ["openat", "write", "fsync", "rename"].into_iter();
+    for call in expected.chain(is_first.then_some("mkdir")) {
         assert!(hit.iter().any(|step| step.starts_with(call)), "no kill hit {call}: {hit:#?}");
     }
     daemon.stop().await
 }
 
+/// Has the daemon keep the level `medium`, and forget it where the next write is to be the first. The level that is
+/// found after a start.
+async fn with_state(daemon: &Daemon, setup: &Setup, is_first: bool) -> Outcome<&'static str> {
+    daemon.client().manager.set_vector_level("medium").await?;
+    assert_eq!(level_in(&setup.state_file())?, "medium");
+    if !is_first {
+        return Ok("medium");
+    }
+    fs::remove_dir_all(setup.path("state"))?;
+    Ok(SET)
+}
+
+/// The level that is found after a start.
+fn kept(setup: &Setup) -> Outcome<String> {
+    let state = setup.state_file();
+    if state.exists() { level_in(&state) } else { Ok(SET.to_owned()) }
+}
+
+/// Nothing is left over beside a state that was `written`.
+fn only_the_state(folder: &Path, written: bool, what: &str) {
+    let files = folder.read_dir().into_iter().flatten().flatten();
+    let files: Vec<_> = files.map(|file| file.file_name()).collect();
+    let expected: &[&str] = if written { &["state.json"] } else { &[] };
+    assert_eq!(files, expected, "left over after {what}");
+}
+
 /// What a file system answers that is full, broken or read-only.
 const ERRORS: [&str; 3] = ["ENOSPC", "EIO", "EROFS"];
 
-async fn the_state_survives_an_error_at_every_system_call() -> Outcome {
+/// A call of a write of the state has an error.
+async fn refused_a_write(is_first: bool) -> Outcome {
     let (_bus, setup, daemon) = Setup::sim()?.alone().await?;
-    let folder = setup.path("state").display().to_string();
+    let folder = setup.path("state");
     let mut points = 0;
+    // An error of any other `write` would be one of a socket, which is not what this is about.
+    let names = ["openat", "fchmod", "fsync", "/^rename"];
     for error in ERRORS {
-        // An error of any other `write` would be one of a socket, which is not what this is about.
-        for name in ["openat", "fchmod", "fsync", "/^rename"] {
+        for name in names.into_iter().chain(is_first.then_some(FIRST_CALL)) {
             for number in 1..=CALLS_MAX {
-                daemon.client().manager.set_vector_level("medium").await?;
+                let old = with_state(&daemon, &setup, is_first).await?;
                 let log = setup.path("strace");
                 let fault = format!("error={error}");
                 let mut tracer = attach(&daemon, name, &fault, number, &log).await?;
@@ -113,8 +149,8 @@ async fn the_state_survives_an_error_at_every_system_call() -> Outcome {
                 let what = format!("{error} at {name} {number}");
                 let log = fs::read_to_string(&log)?;
                 let injected = log.lines().filter(|line| line.contains("(INJECTED)"));
-                let here = injected.clone().any(|line| line.contains(&folder));
-                let kept = level_in(&setup.state_file())?;
+                let here = injected.clone().any(|line| line.contains(&*folder.to_string_lossy()));
+                let kept = kept(&setup)?;
                 match done {
                     Ok(()) => assert_eq!(kept, "none", "{what}"),
                     Err(refusal) => {
@@ -122,7 +158,7 @@ async fn the_state_survives_an_error_at_every_system_call() -> Outcome {
                         let refusal =
                             refusal.ok_or_else(|| format!("{what}: not in the contract"))?;
                         // What is refused is not in force, nor found by the next start.
-                        assert_eq!(kept, "medium", "{what}");
+                        assert_eq!(kept, old, "{what}");
                         let level = daemon.client().embedder.vector_level().await?;
                         assert_eq!(level, "medium", "{what}");
                         if here {
@@ -132,16 +168,15 @@ async fn the_state_survives_an_error_at_every_system_call() -> Outcome {
                         }
                     }
                 }
-                let files: Vec<_> =
-                    setup.path("state").read_dir()?.flatten().map(|f| f.file_name()).collect();
-                assert_eq!(files, ["state.json"], "left over after {what}");
+                only_the_state(&folder, setup.state_file().exists(), &what);
                 if injected.count() == 0 {
                     break;
                 }
             }
         }
     }
-    println!("figure: {points} writes of the state refused");
+    let writes = if is_first { "first writes" } else { "writes" };
+    println!("figure: {points} {writes} of the state refused");
     assert!(points >= 4 * ERRORS.len(), "only {points} errors hit the state");
     daemon.client().manager.set_vector_level("low").await?;
     daemon.state(|state| state == "ready").await?;
@@ -149,9 +184,9 @@ async fn the_state_survives_an_error_at_every_system_call() -> Outcome {
     daemon.stop().await
 }
 
-/// What an import into a store consists of, and a removal from it.
+/// What an import or a pull into a store consists of, and a removal from it.
 const STORE_CALLS: &str =
-    "/^(openat|write|copy_file_range|fsync|f?chmod|f?chown|mkdir|rename|unlink|rmdir)";
+    "/^(openat|write|copy_file_range|f?truncate|fsync|f?chmod|f?chown|mkdir|rename|unlink|rmdir)";
 
 /// An import as `own` into a store that is empty and has been written to before.
 struct Import {
@@ -219,8 +254,7 @@ async fn an_import_survives_an_error_at_every_system_call() -> Outcome {
     let import = Import::new()?;
     let store = import.store();
     // Of a file that there is no room for, the folder is told.
-    let around = store.parent().ok_or("a store in no folder")?;
-    let shown = [around, &import.tiny].map(|path| path.display().to_string());
+    let around = store.parent().ok_or("a store in no folder")?.display().to_string();
     let mut refused = 0;
     for (name, number) in import.points().await? {
         for error in ERRORS {
@@ -235,7 +269,7 @@ async fn an_import_survives_an_error_at_every_system_call() -> Outcome {
             } else {
                 refused += 1;
                 let said = finished.stderr.lines().last().unwrap_or_default();
-                assert!(shown.iter().any(|path| said.contains(path)), "{what}");
+                assert!(said.contains(&around), "{what}");
             }
         }
     }

@@ -2,7 +2,7 @@
 //!
 //! `cargo xtask test` fills the test store and runs them. What a test needs and the machine lacks
 //! makes it skipped; `integration --skips` lists those with the reason. `integration --trial NAME`
-//! runs a trial, `integration --keep PATH` writes what a test wants to see written.
+//! runs a trial, `integration --keep PATH` and `--pull STORE FROM` write what a test wants to see written.
 
 use std::process::ExitCode;
 
@@ -38,6 +38,8 @@ mod devices;
 mod direct;
 /// What is missing on a machine, and what to do about it.
 mod doctor;
+/// The commands that the documents show.
+mod documents;
 /// Every refusal by its name.
 mod errors;
 /// The examples of the documentation.
@@ -125,6 +127,7 @@ fn main() -> ExitCode {
         devices::tests(),
         direct::all(),
         doctor::all(),
+        documents::tests(),
         errors::tests(),
         examples::tests(),
         failing_devices::tests(),
@@ -165,6 +168,7 @@ fn main() -> ExitCode {
     match words.first().map(String::as_str) {
         Some("--trial") => return trials::run(&words[1..]),
         Some("--keep") => return crashes::cached::keep(&words[1..]),
+        Some("--pull") => return crashes::pulled::pull(&words[1..]),
         Some("--skips") => {
             for test in tests {
                 if let Some(reason) = test.skipped() {

@@ -232,6 +232,14 @@ impl Error {
         }
     }
 
+    /// Whether it is the store that can't be written: what is fetched from elsewhere would not get there either.
+    pub(crate) fn is_of_the_store(&self) -> bool {
+        matches!(
+            self,
+            Self::NoSpace { .. } | Self::ReadOnly { .. } | Self::Io { action: "write", .. }
+        )
+    }
+
     pub(crate) fn unsupported(found: impl Into<String>, supported: impl Into<String>) -> Self {
         Self::Unsupported { found: found.into(), supported: supported.into() }
     }

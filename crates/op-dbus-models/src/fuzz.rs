@@ -8,7 +8,7 @@ use zip::{CompressionMethod, ZipWriter};
 
 use crate::Progress;
 use crate::describe;
-use crate::import::{ImportOptions, OnnxFacts};
+use crate::import::{ImportOptions, MARKERS, OnnxFacts};
 use crate::place::Place;
 use crate::{shards, store};
 
@@ -37,8 +37,6 @@ const FILES: [&str; 10] = [
     "special_tokens_map.json",
     shards::INDEX,
 ];
-/// What an import looks for.
-const MARKERS: &[&str] = &["modules.json", "tokenizer.json"];
 /// The weights of the model and of its module, whose content is not looked at here.
 const WEIGHTS: [&str; 2] = ["model.safetensors", "2_Dense/model.safetensors"];
 

@@ -2,7 +2,6 @@
 //! answers besides a file's bytes names nothing here.
 
 use std::fs::OpenOptions;
-use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -81,7 +80,7 @@ impl<'a> Hub<'a> {
         let part = self.partial.join(format!("{}.part", record.sha256));
         let roots = roots()?;
         let whole = act_as(self.owner, || self.complete(&part, record, roots))
-            .unwrap_or_else(|error| Err(Error::io("write", &part, error)));
+            .unwrap_or_else(|error| Err(Error::io("fetch", &part, error)));
         whole.map_err(|error| self.by_variable(error))?;
         Ok(part)
     }
@@ -122,9 +121,9 @@ impl<'a> Hub<'a> {
         step.advance(start);
         let mut body = answer.body_mut().as_reader();
         let copied = digest::copy(&mut body, &mut file, bytes - start, |more| step.advance(more));
-        let (came, _) = copied.map_err(|error| match error.kind() {
-            ErrorKind::StorageFull | ErrorKind::QuotaExceeded => fail(error),
-            _ => self.told(name, "it broke off", error.into()),
+        let (came, _) = copied.map_err(|error| match digest::is_unwritten(&error) {
+            true => fail(error),
+            false => self.told(name, "it broke off", error.into()),
         })?;
         if came > bytes - start {
             std::fs::remove_file(part).map_err(fail)?;

@@ -134,7 +134,7 @@ fn model(name: &str, source: &Path, from: Description, files: Vec<FileRecord>) -
 }
 
 /// What tells the folder of a model inside an archive.
-const MARKERS: &[&str] = &["modules.json", "tokenizer.json"];
+pub(crate) const MARKERS: &[&str] = &["modules.json", "tokenizer.json"];
 
 /// The folder that a model's files lie in and, when `source` is itself a graph, its name in there.
 fn locate(source: &Path) -> Result<(PathBuf, Option<String>), Error> {

@@ -329,7 +329,7 @@ impl Model {
         corrupt(&self.name, path, reason)
     }
 
-    fn weights_name(&self) -> &'static str {
+    pub(crate) fn weights_name(&self) -> &'static str {
         match self.family {
             Family::Onnx => "model.onnx",
             Family::Bert | Family::Mpnet | Family::Roberta | Family::Distilbert => {

@@ -6,7 +6,7 @@ mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
-use std::io::{BufReader, Cursor, Read, Seek, SeekFrom};
+use std::io::{BufReader, Cursor, ErrorKind, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
 use zip::ZipArchive;
@@ -156,7 +156,7 @@ impl Place {
             within(shown, said, bytes_max)?;
             let mut file = staging::create(to)?;
             let (total, digest) = digest::copy(reader, &mut file, bytes_max, advance)
-                .map_err(|error| unreadable(shown, error))?;
+                .map_err(|error| uncopied(shown, to, error))?;
             within(shown, total, bytes_max)?;
             file.sync_all().map_err(|error| Error::io("write", to, error))?;
             Ok((total, digest))
@@ -282,7 +282,7 @@ fn listed(mut archive: impl Read + Seek, start: u64) -> std::io::Result<usize> {
     let mut head = [0; HEAD_BYTES];
     for count in 0.. {
         match archive.read_exact(&mut head) {
-            Err(error) if error.kind() != std::io::ErrorKind::UnexpectedEof => return Err(error),
+            Err(error) if error.kind() != ErrorKind::UnexpectedEof => return Err(error),
             Ok(()) if head.starts_with(b"PK\x01\x02") => {}
             _ => return Ok(count),
         }
@@ -318,11 +318,17 @@ fn within(shown: &Path, total: u64, bytes_max: u64) -> Result<(), Error> {
     ))
 }
 
+/// Why a copy failed: what is read needs no room, what is written does.
+pub(crate) fn uncopied(shown: &Path, to: &Path, error: std::io::Error) -> Error {
+    match error.kind() {
+        ErrorKind::StorageFull | ErrorKind::QuotaExceeded => Error::io("write", to, error),
+        _ if digest::is_unwritten(&error) => Error::io("write", to, error),
+        _ => unreadable(shown, error),
+    }
+}
+
 /// An archive's own checksum shows up as an error while its entry is read.
 fn unreadable(shown: &Path, error: std::io::Error) -> Error {
-    if error.kind() == std::io::ErrorKind::StorageFull {
-        return Error::io("write", shown, error);
-    }
     Error::Io { action: "copy", path: shown.to_owned(), source: error }
 }
 

@@ -66,7 +66,9 @@ pub(crate) fn fetch(
         match result {
             Ok(()) => (),
             // No other source helps against these.
-            Err(error @ (Error::NoSpace { .. } | Error::Busy { .. })) => return Err(error),
+            Err(error) if error.is_of_the_store() || matches!(error, Error::Busy { .. }) => {
+                return Err(error);
+            }
             Err(error) => {
                 options.progress.say(format_args!("{}: {error}", model.name));
                 reasons.push(error.to_string());
@@ -216,7 +218,7 @@ impl<'a> Fetch<'a> {
             if let Some(path) = hub.cached(&record.path) {
                 match self.take_file(&path, record) {
                     Ok(()) => continue,
-                    Err(error @ Error::NoSpace { .. }) => return Err(error),
+                    Err(error) if error.is_of_the_store() => return Err(error),
                     // What other programs keep is not in the hub's way.
                     Err(error) => {
                         let (name, path) = (&self.model.name, path.display());
@@ -227,7 +229,7 @@ impl<'a> Fetch<'a> {
             let part = hub.download(record)?;
             match self.take_file(&part, record) {
                 Ok(()) => (),
-                Err(error @ Error::NoSpace { .. }) => return Err(error),
+                Err(error) if error.is_of_the_store() => return Err(error),
                 // Whatever is wrong with it, it is not in the next pull's way.
                 Err(error) => {
                     hub.release(&part);

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use crate::manifest::{self, Library};
 use crate::progress::Progress;
 use crate::pull::Source;
-use crate::staging::Writer;
+use crate::staging::{Writer, clear_behind};
 use crate::{Error, FileRecord, named};
 
 /// The provider of the runtime that needs no device.
@@ -128,13 +128,18 @@ impl RuntimeStore {
         })
     }
 
-    pub(crate) fn bring(
+    /// The same for a library that the caller describes.
+    ///
+    /// # Errors
+    /// As [`RuntimeStore::pull`], but for [`Error::UnknownProvider`].
+    pub fn bring(
         &self,
         library: &Library,
         sources: &[Source],
         progress: &Progress,
     ) -> Result<PathBuf, Error> {
         if let Ok(path) = self.verify_files(library) {
+            clear_behind(&self.dir, &library.folder_name());
             progress.say(format_args!("{}: installed and undamaged", library.folder_name()));
             return Ok(path);
         }

@@ -225,6 +225,14 @@ impl Drop for Writer {
     }
 }
 
+/// Clears what a writer has left in the store `dir` that ended once it had put `name` in place. Where this user may
+/// not, or another writer is at work, it stays.
+pub(crate) fn clear_behind(dir: &Path, name: &str) {
+    if has_partial(dir, name) || dir.join(STAGING).is_dir() {
+        Writer::begin(dir).and_then(|writer| writer.clear_partial(name)).ok();
+    }
+}
+
 /// Whether a pull that broke off has left something of a model in the store `dir`.
 pub(crate) fn has_partial(dir: &Path, name: &str) -> bool {
     dir.join(PARTIAL).join(name).is_dir()

@@ -9,7 +9,7 @@ use crate::manifest::{self, BuiltIn};
 use crate::model::{corrupt, dense_paths, refuse_foreign_writers};
 use crate::pull::{self, PullOptions};
 use crate::staging::{self, Writer};
-use crate::{Error, Family, Level, Model, shell_word};
+use crate::{Error, Level, Model, shell_word};
 
 /// Our record in each model's folder.
 pub(crate) const RECORD: &str = "op-dbus.json";
@@ -169,12 +169,13 @@ impl Store {
         self.bring(manifest::pullable(name)?, options)
     }
 
-    pub(crate) fn bring(
-        &self,
-        built_in: &BuiltIn,
-        options: &PullOptions<'_>,
-    ) -> Result<Model, Error> {
+    /// The same for a model that the caller describes.
+    ///
+    /// # Errors
+    /// As [`Store::pull`], but for [`Error::Unknown`].
+    pub fn bring(&self, built_in: &BuiltIn, options: &PullOptions<'_>) -> Result<Model, Error> {
         if let Ok(model) = self.verify(&built_in.name) {
+            staging::clear_behind(&self.dir, &built_in.name);
             options.progress.say(format_args!("{}: installed and undamaged", model.name));
             return Ok(model);
         }
@@ -336,7 +337,6 @@ pub(crate) fn parse_record(name: &str, path: &Path, bytes: &[u8]) -> Result<Mode
 
 /// What makes a record unusable, if anything: everything after it trusts these points.
 fn mistake(name: &str, model: &Model) -> Option<&'static str> {
-    let weights = if model.family == Family::Onnx { "model.onnx" } else { "model.safetensors" };
     let has = |path: &str| model.files.iter().any(|file| file.path == path);
     let inside = |path: &str| {
         !path.is_empty() && path.split('/').all(|part| !matches!(part, "" | "." | ".."))
@@ -348,7 +348,7 @@ fn mistake(name: &str, model: &Model) -> Option<&'static str> {
         Some("it names another model than its folder")
     } else if model.dimensions == 0 || model.max_input_tokens == 0 {
         Some("its dimensions or its token limit are 0")
-    } else if !has(weights) || !has("tokenizer.json") {
+    } else if !has(model.weights_name()) || !has(TOKENIZER) {
         Some("it lists no weights or no tokenizer.json")
     } else if !model.dense.iter().flat_map(|folder| dense_paths(folder)).all(|path| has(&path)) {
         Some("it lists no configuration or no weights of a Dense module")

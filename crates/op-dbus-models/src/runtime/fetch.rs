@@ -40,7 +40,7 @@ pub(super) fn fetch(
         });
         match taken {
             Ok(()) => return Ok(files),
-            Err(error @ Error::NoSpace { .. }) => return Err(error),
+            Err(error) if error.is_of_the_store() => return Err(error),
             Err(error) => {
                 progress.say(format_args!("{name}: {error}"));
                 reasons.push(error.to_string());

@@ -314,6 +314,13 @@ fn what_a_dead_pull_left_is_not_loaded_and_goes_with_the_next() {
     quiet(&bench, &built_in(Vec::new()), &from).unwrap();
     assert!(!dead.exists());
     assert_eq!(bench.unfinished(), 0);
+    // So does what one left that died once it had installed the model.
+    let partial = bench.store.dir().join(".partial/tiny");
+    for left in [&dead, &partial] {
+        fs::create_dir_all(left).unwrap();
+    }
+    quiet(&bench, &built_in(Vec::new()), &bench.path("gone")).unwrap();
+    assert!(!dead.exists() && !partial.exists());
 }
 
 #[test]
