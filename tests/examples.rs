@@ -3,13 +3,13 @@
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use tempfile::TempDir;
 use tokio::process::Command;
 
 use crate::harness::bus::PrivateBus;
-use crate::harness::command::{clean, finish};
+use crate::harness::command::{clean, finish, with_program};
 use crate::harness::daemon::{Daemon, Setup};
 use crate::harness::registry::tests;
 use crate::harness::{Outcome, fixture, needs, repository};
@@ -66,12 +66,8 @@ impl Gallery {
 
     /// An example for the shell, with the program under test on its path.
     async fn shell(&self, words: &[&str], input: impl AsRef<[u8]>) -> Outcome<String> {
-        let mut command = clean("sh");
-        let op_dbus = needs::op_dbus().canonicalize()?;
-        let own = op_dbus.parent().map(Path::to_owned);
-        let path = std::env::var_os("PATH").unwrap_or_default();
-        let path = std::env::join_paths(own.into_iter().chain(std::env::split_paths(&path)))?;
-        command.args(words).env("PATH", path);
+        let mut command = with_program(clean("sh"))?;
+        command.args(words);
         self.finish(command, input).await
     }
 }

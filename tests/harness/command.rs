@@ -1,6 +1,8 @@
 //! Programs that a test runs to their end: `op-dbus` itself and other clients.
 
+use std::env;
 use std::ffi::OsStr;
+use std::path::Path;
 use std::process::Stdio;
 
 use tokio::io::AsyncWriteExt;
@@ -49,9 +51,19 @@ pub fn clean(program: impl AsRef<OsStr>) -> Command {
     let mut command = Command::new(program);
     command.env_clear();
     for name in ["PATH", "HOME", "LANG"] {
-        command.envs(std::env::var_os(name).map(|value| (name, value)));
+        command.envs(env::var_os(name).map(|value| (name, value)));
     }
     command
+}
+
+/// `command` where the program under test comes first on the path, as for who has installed it.
+pub fn with_program(mut command: Command) -> Outcome<Command> {
+    let program = op_dbus().canonicalize()?;
+    let own = program.parent().map(Path::to_owned);
+    let path = env::var_os("PATH").unwrap_or_default();
+    let path = env::join_paths(own.into_iter().chain(env::split_paths(&path)))?;
+    command.env("PATH", path);
+    Ok(command)
 }
 
 /// The same command, started by `script`, in which `"$@"` stands for it, in a mount namespace of

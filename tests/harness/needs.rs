@@ -53,6 +53,8 @@ pub enum Need {
     SdBus,
     /// `curl`.
     Curl,
+    /// `jq`.
+    Jq,
     /// `python3` with the clients of the HTTP gateway.
     PythonHttp,
     /// `python3` with Triton, llama.cpp's server, and what they need.
@@ -105,6 +107,7 @@ impl Need {
             Self::Tmux => program("tmux"),
             Self::Faketime => unless(faketime().is_some(), "libfaketime is not installed"),
             Self::Curl => program("curl"),
+            Self::Jq => program("jq"),
             Self::OpenSsl => program("python3").or_else(|| program("openssl")),
             Self::Chromium => program("chromium").or_else(|| program("chromedriver")),
             Self::Groff => program("groff"),

@@ -27,12 +27,13 @@ pub const PIP: &[Need] = &[
 ];
 
 /// What only the tests need: other clients, a way to kill at a system call, another time, another language, a
-/// terminal, polkit, access control lists, a reader of manual pages, shells, a browser (whose Vulkan device
-/// needs the loader), what the example in C is built with, what makes certificates and embeds Python for the
-/// servers of a fleet, and a balancer on a network. Each test asks for its own, and is skipped without.
+/// terminal, polkit, access control lists, readers of manual pages and JSON, shells, a browser (whose Vulkan
+/// device needs the loader), what the example in C is built with, what makes certificates and embeds Python for
+/// the servers of a fleet, and a balancer on a network. Each test asks for its own, and is skipped without.
 pub const TESTS: &[Need] = &[
     Need { program: "gdbus", package: "libglib2.0-bin" },
     Need { program: "curl", package: "curl" },
+    Need { program: "jq", package: "jq" },
     Need { program: "chromium", package: "chromium" },
     Need { program: "chromedriver", package: "chromium-driver" },
     Need { program: "/etc/vulkan/icd.d", package: "libvulkan1" },
