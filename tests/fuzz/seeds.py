@@ -73,7 +73,12 @@ def worker() -> None:
         {"trimmed": {"number": 4, "given_back": 1, "resident": 2, "memory": use}},
         {"failed": {"number": 5, "failure": "lost", "message": "no"}},
     ]
-    put("worker-answers", "all", "\n".join(map(json.dumps, said)).encode())
+    lines = lambda messages: "\n".join(map(json.dumps, messages)).encode() + b"\0"
+    # Behind the NUL: where in the shared memory the worker writes, counted in values, and what.
+    vectors = lambda *values, place=32: struct.pack("<B4f", place, *values)
+    put("worker-answers", "all", lines(said) + vectors(1, 0, 0, 1) + vectors(0.6, 0.8, -1, 0))
+    put("worker-answers", "no-numbers", lines(said[:3]) + vectors(1, 0, 0, math.inf)
+        + vectors(1, 0, 0, 1, place=255))
     put("worker-answers", "unloadable",
         b'{"unloadable": {"kind": "other", "message": "no"}}')
     hello = {"hello": {"version": 7, "shape": {"tokens_max": 8, "rows_max": 4, "dimensions": 2}}}
@@ -286,7 +291,7 @@ def callers() -> None:
     put("texts", "json-lines", b"\2\5\"a\\nb\"\n {\"id\": [1, {}], \"text\": \"\\u00e9\"} \r\n")
     bodies = {
         "/v1/embeddings": {"input": ["a", "b"], "model": "low", "encoding_format": "base64",
-                           "dimensions": 64, "user": "u"},
+                           "dimensions": 2, "user": "u"},
         "/embed": {"inputs": [[1, 2], [3]], "normalize": False, "truncate": True,
                    "truncation_direction": "Left", "prompt_name": "query", "dimensions": 2},
         "/similarity": {"inputs": {"source_sentence": "a", "sentences": ["b"]},
@@ -300,6 +305,11 @@ def callers() -> None:
         put("requests", path[1:].replace("/", "-"), (
             f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
             f"Content-Length: {len(body)}\r\n\r\n{body}").encode())
+    # So many that they take several calls, of texts and of token ids.
+    body = json.dumps({"input": [*"abcdefghijklmnopqrs", [1, 2], [3]], "model": "default"})
+    put("requests", "several-calls", (
+        "POST /v1/embeddings HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(body)}\r\n\r\n{body}").encode())
     gets = ["/health", "/ready", "/status", "/metrics", "/openapi.json", "/v1/models/low", "/none"]
     put("requests", "pipelined", "".join(
         f"GET {path} HTTP/1.1\r\nHost: [::1]:8080\r\n\r\n" for path in gets).encode())

@@ -1,8 +1,11 @@
-//! Each end of a worker's socket, while the other end says anything.
+//! Each end of a worker's socket and of its shared memory, while the other end says and writes anything.
 
+use std::fs::File;
 use std::io::IoSlice;
 use std::iter;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::slice::Chunks;
 use std::time::Duration;
 
 use nix::sys::socket::{
@@ -13,9 +16,11 @@ use nix::sys::socket::{
 use super::link::Link;
 use super::protocol::{Answer, receive_message};
 use super::region::{Region, SLOTS};
-use super::serve::serve_on;
+use super::serve::{receive_hello, serve_on};
 use super::{RegionShape, Timeouts};
+use crate::backend::{Backend, BackendError, Description, Meanwhile};
 use crate::batch::Batch;
+use crate::proof::run_checked;
 use crate::sim::SimBackend;
 
 const SHAPE: RegionShape = RegionShape { tokens_max: 8, rows_max: 4, dimensions: 2 };
@@ -24,25 +29,80 @@ const BATCH: Batch<'_> = Batch { ids: &[5, 6, 7], lengths: &[2, 1] };
 const AT_ONCE: Timeouts = Timeouts { load: Duration::ZERO, run: Duration::ZERO };
 /// Messages that the socket holds for whoever has not read any.
 const MESSAGES_MAX: usize = 16;
+/// A place in the shared memory, and as many bytes as the vectors of the batch have.
+const WRITTEN_BYTES: usize = 17;
 
-/// The engine's end: a worker's messages, a line each.
+/// The engine's end: a worker's messages, a line each, a NUL, and what the worker writes into the shared memory
+/// before the engine has each answer.
 pub(crate) fn answers(bytes: &[u8]) -> bool {
+    let mut parts = bytes.splitn(2, |byte| *byte == 0);
+    let (said, written) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
     let (ours, theirs) = sockets();
-    let Ok(mut link) = Link::open(ours, SHAPE, AT_ONCE.run) else { return false };
-    say(&theirs, bytes);
+    let Ok(link) = Link::open(ours, SHAPE, AT_ONCE.run) else { return false };
+    let (memory, _) = receive_hello(theirs.as_fd()).expect("a greeting");
+    say(&theirs, said);
     let Ok(description) = link.wait_loaded(1, AT_ONCE) else { return false };
     assert_eq!((description.dimensions, description.pid), (SHAPE.dimensions, 1));
-    let (mut out, mut understood) = ([f32::NAN; 4], false);
+    let written = written.chunks(WRITTEN_BYTES);
+    let mut worker = Writes { link, description, memory: memory.into(), written, is_out: false };
+    let mut understood = false;
     for _ in 0..MESSAGES_MAX {
-        match link.run_while(&BATCH, &mut out, &mut |_| ()) {
-            Ok(_) => understood = true,
+        let (mut out, writes) = ([f32::NAN; 4], worker.written.len() > 0);
+        match run_checked(&mut worker, &BATCH, &mut out, &mut |_| ()) {
+            Ok(()) => {
+                assert!(writes, "vectors that no worker has written: {out:?}");
+                assert!(out.iter().all(|value| value.is_finite()), "{out:?}");
+                understood = true;
+            }
             Err(error) => {
+                assert!(!worker.is_out, "it panicked");
                 assert!(error.to_string().len() < 20_000);
-                let _ = link.trim();
+                let _ = worker.link.trim();
             }
         }
     }
     understood
+}
+
+/// What the engine has of a worker that writes into the shared memory once it was asked for a batch: its vectors, or
+/// over whatever else lies there.
+struct Writes<'a> {
+    link: Link,
+    description: Description,
+    memory: File,
+    /// For each batch a place, counted in values, and bytes.
+    written: Chunks<'a, u8>,
+    /// Whether a batch was asked for and has not come back.
+    is_out: bool,
+}
+
+impl Backend for Writes<'_> {
+    fn description(&self) -> &Description {
+        &self.description
+    }
+
+    fn run(&mut self, batch: &Batch<'_>, out: &mut [f32]) -> Result<(), BackendError> {
+        self.run_while(batch, out, &mut |_| ())
+    }
+
+    fn run_while(
+        &mut self,
+        batch: &Batch<'_>,
+        out: &mut [f32],
+        meanwhile: &mut Meanwhile<'_>,
+    ) -> Result<(), BackendError> {
+        let Self { link, memory, written, is_out, .. } = self;
+        *is_out = true;
+        let ran = link.run_while(batch, out, &mut |begin| {
+            if let Some([place, bytes @ ..]) = written.next() {
+                // There is nothing behind the end.
+                let _ = memory.write_at(bytes, 4 * u64::from(*place));
+            }
+            meanwhile(begin);
+        });
+        *is_out = false;
+        ran.map(drop)
+    }
 }
 
 /// The worker's end: what lies in the shared memory, a NUL, and the engine's messages, a line each,

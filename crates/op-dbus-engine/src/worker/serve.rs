@@ -135,7 +135,8 @@ impl Batches {
     }
 }
 
-fn receive_hello(socket: BorrowedFd<'_>) -> io::Result<(OwnedFd, RegionShape)> {
+/// The first message of the engine: the shared memory, and what it has room for.
+pub(super) fn receive_hello(socket: BorrowedFd<'_>) -> io::Result<(OwnedFd, RegionShape)> {
     let mut buffer = [0; MESSAGE_BYTES_MAX];
     let mut space = nix::cmsg_space!([i32; 1]);
     let (memory, length) = {
