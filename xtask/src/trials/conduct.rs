@@ -50,7 +50,7 @@ pub fn all(
         let verdict = match trial.how {
             How::Tests(names) => tests.verdict(names),
             How::Program(clock) => program(trial, clock, size, settings)?,
-            How::Task(task) => {
+            How::Task(task) | How::Build(task) => {
                 let figures = task(conditions).unwrap_or_else(|why| vec![Figure::new(false, why)]);
                 summed(&figures, size)
             }

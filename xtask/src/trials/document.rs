@@ -18,7 +18,7 @@ try again:
 
 ```
 cargo xtask trials --list            # all of them, and how each is tried
-cargo xtask trials --quick           # all, each as short as it makes sense
+cargo xtask trials --quick           # each as short as it makes sense, in ten minutes
 cargo xtask trials --full            # as long as the promises say: hours
 cargo xtask trials --full fair-share # one
 cargo xtask trials --pairs stsb.tsv  # with the pairs of texts that `quality` needs, which are not ours
@@ -32,14 +32,15 @@ a run of, `-dirty` where the source was another than that, and the CPU. What was
 the day and the commit with which the figure came here. The last column has what of the promise a trial does not
 show.
 
-A quick run of all programs takes ten minutes on two idle cores. Beside the tests and the build, all of `--quick`
-takes half an hour for `sanitizers`, two whole builds for `reproducible`, and for `fuzz` a build of its own and 5 s
-for each target.
+A quick run that names no trial takes ten minutes on two idle cores once the program is built. It leaves `sanitizers`,
+`reproducible` and `fuzz` out, which build it in other ways: half an hour, two whole builds, and one with 5 s for each
+target. Name them, or use `--full`.
 
 CI runs `cargo xtask test`: of the trials that is the tests, and the programs in their quick size. A *time* that is
-missed there (`bulk-beside`, `burst`, `worker-killed`, `daemon-killed`, `deaf-client`, `fair-share`) is told and fails
-nothing, as the machine may be busy. Not run there are `quality`, `reproducible`, `fuzz` and `sanitizers`, and of
-`supply` all but licences and sources; `histories` goes through 2,000 of its 100,000 there and in a quick run.
+missed there (`bulk-beside`, `burst`, `worker-killed`, `daemon-killed`, `deaf-client`, `fair-share`, `fleet-cut-off`)
+is told and fails nothing, as the machine may be busy. Not run there are `quality`, `reproducible`, `fuzz` and
+`sanitizers`, and of `supply` all but licences and sources; `histories` goes through 2,000 of its 100,000 there and in
+a quick run.
 
 | trial | promise | bar | outcome | figure | taken | not shown |
 |---|---|---|---|---|---|---|

@@ -78,7 +78,7 @@ pub struct Conditions {
 /// How long the programs load the service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Size {
-    /// All of them within ten minutes on two idle cores.
+    /// All that need no build of their own within ten minutes on two idle cores.
     Quick,
     /// As the promises are written: hours.
     Full,
@@ -125,12 +125,13 @@ pub fn run(Args { full, list, pairs, names, .. }: Args) -> Outcome {
     let size = if full { Size::Full } else { Size::Quick };
     // As it is now: a run takes long, and the source may change meanwhile.
     let taken = document::circumstances();
-    let trials = chosen(&names)?;
-    let settings = match trials.iter().all(|trial| matches!(trial.how, How::Task(_))) {
-        // They see to what they need themselves.
-        true => test::Settings::new(),
-        false => test::prepare()?,
-    };
+    let trials = chosen(&names, size)?;
+    let settings =
+        match trials.iter().all(|trial| matches!(trial.how, How::Task(_) | How::Build(_))) {
+            // They see to what they need themselves.
+            true => test::Settings::new(),
+            false => test::prepare()?,
+        };
     let verdicts = conduct::all(&trials, &Conditions { size, pairs }, &settings)?;
     println!();
     for trial in &trials {
@@ -168,9 +169,15 @@ fn not_passed(verdicts: &BTreeMap<&str, Figure>, decide: &[End]) -> Outcome {
     }
 }
 
-fn chosen(names: &[String]) -> Result<Vec<&'static Trial>, String> {
+/// The trials of these names; without one all, but for those that a quick run has no time for.
+fn chosen(names: &[String], size: Size) -> Result<Vec<&'static Trial>, String> {
     if names.is_empty() {
-        return Ok(table::all().collect());
+        let is_left = |trial: &&Trial| size == Size::Quick && matches!(trial.how, How::Build(_));
+        let (left, trials): (Vec<_>, Vec<_>) = table::all().partition(is_left);
+        for trial in left {
+            shell::skip(trial.name, "it builds the program in another way: name it, or use --full");
+        }
+        return Ok(trials);
     }
     let found = |name: &String| {
         let is = |trial: &&Trial| trial.name == name.as_str() || trial.number == name.as_str();
@@ -185,6 +192,7 @@ fn listed(trial: &Trial) -> String {
         How::Program(Clock::Counts) => "counts".to_owned(),
         How::Program(Clock::Timed) => "takes times".to_owned(),
         How::Task(_) => "a task".to_owned(),
+        How::Build(_) => "a task, with a build of its own".to_owned(),
     };
     format!("{:4} {:20} {} ({how})", trial.number, trial.name, trial.promise)
 }

@@ -35,6 +35,8 @@ pub enum How {
     Program(Clock),
     /// A task of ours, which needs no daemon.
     Task(Task),
+    /// One that builds the program in another way, which alone takes longer than all that is quick.
+    Build(Task),
 }
 
 /// Tries what it is named for.

@@ -6,37 +6,46 @@ pub const TRIALS: &[Trial] = &[
     Trial {
         number: "T7",
         name: "state-killed",
-        promise: "the state, the cache and a store of models survive kill -9 at every system call of a write",
+        promise: "the state, the cache and the stores of models and libraries survive kill -9 at every system call \
+                  of a write",
         bar: "the file is the old or the new one, the start never fails; a model is whole or not there, the \
-              next import succeeds; nothing is left over",
+              next import or pull succeeds; nothing is left over",
         how: How::Tests(&[
             "crashes::the_state_survives_a_kill_at_every_system_call",
+            "crashes::the_first_state_survives_a_kill_at_every_system_call",
             "state::tests::damage_is_never_half_believed",
             "crashes::an_import_survives_a_kill_at_every_system_call",
             "crashes::a_removal_survives_a_fault_at_every_system_call",
+            "crashes::pulled::a_model_survives_a_fault_at_every_system_call",
+            "crashes::pulled::a_model_that_broke_off_survives_a_fault_at_every_system_call",
+            "crashes::pulled::a_library_survives_a_fault_at_every_system_call",
             "crashes::cached::a_file_survives_a_fault_at_every_system_call",
             "native::a_worker_killed_while_it_packs_leaves_nothing",
         ]),
-        rest: "500 points: some 15 calls of a write of the state, some 20 of the cache, 75 of an import and 30 of a \
-               removal are all that there are, and all are hit",
+        rest: "500 points: some 15 calls of a write of the state, some 20 of the cache, 75 of an import, some 40 of a \
+               pull and 30 of a removal are all that there are, and all are hit; what pip writes while it fetches",
     },
     Trial {
         number: "T8",
         name: "no-room",
-        promise: "a full disk, EIO or EROFS at any system call of a write of the state, the cache or an \
-                  import is told; what was there stays",
+        promise: "a full disk, EIO or EROFS at any system call of a write of the state, the cache, an import or a \
+                  pull is told; what was there stays",
         bar: "the error names the file, the old state is kept, the service goes on; no part of a model is \
               installed",
         how: How::Tests(&[
             "faults::a_state_that_cannot_be_kept",
             "crashes::the_state_survives_an_error_at_every_system_call",
+            "crashes::the_first_state_survives_an_error_at_every_system_call",
             "crashes::an_import_survives_an_error_at_every_system_call",
             "models::a_cache_without_room_is_done_without",
             "models::a_cache_that_cannot_be_written_is_done_without",
             "crashes::a_removal_survives_a_fault_at_every_system_call",
+            "crashes::pulled::a_model_survives_a_fault_at_every_system_call",
+            "crashes::pulled::a_model_that_broke_off_survives_a_fault_at_every_system_call",
+            "crashes::pulled::a_library_survives_a_fault_at_every_system_call",
             "crashes::cached::a_file_survives_a_fault_at_every_system_call",
         ]),
-        rest: "the `write` of a state is tried with a full disk alone",
+        rest: "the `write` of a state is tried with a full disk alone; what pip writes while it fetches",
     },
     Trial {
         number: "T9",

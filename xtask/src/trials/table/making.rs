@@ -18,7 +18,7 @@ pub const TRIALS: &[Trial] = &[
         name: "reproducible",
         promise: "two builds of the same source are the same program",
         bar: "the same SHA-256 of every installed file, built in two folders",
-        how: How::Task(reproducible::try_out),
+        how: How::Build(reproducible::try_out),
         rest: "two machines, two compilers; the packages around the files",
     },
 ];
