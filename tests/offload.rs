@@ -7,6 +7,7 @@ use std::io::{PipeWriter, Write};
 use std::os::fd::AsFd;
 use std::path::PathBuf;
 
+use futures_util::StreamExt;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use op_dbus_api::JobProxy;
@@ -22,11 +23,12 @@ use crate::harness::load::Load;
 use crate::harness::process::children;
 use crate::harness::registry::tests;
 use crate::harness::{Outcome, eventually, within};
-use crate::providers::{movable, provider, told_of};
+use crate::providers::{fallbacks, movable, provider, told_of};
 
 tests! {
     the_cpu_helps_a_device_with_the_models_vectors: [Bus, Low, Ggml],
     calls_outlive_a_device_that_is_killed_and_lost: [Bus, Low, Ggml],
+    the_cpu_that_is_left_is_told_as_a_fallback: [Bus, Low, Ggml],
     calls_in_flight_move_to_the_fallback: [Bus, Low, Ggml],
     a_job_goes_where_the_provider_goes: [Bus, Low, Ggml],
     a_job_of_another_level_goes_there_too: [Bus, Low, Medium, Ggml],
@@ -109,6 +111,38 @@ async fn calls_outlive_a_device_that_is_killed_and_lost() -> Outcome {
     within("the device to be replaced twice", busy_again).await??;
     assert_eq!(daemon.state(|state| state == "degraded").await?, "degraded");
     assert_eq!(provider(&daemon).await?.0, "cpu");
+    load.stop().await?;
+    daemon.stop().await
+}
+
+/// No other provider is named: the CPU beside the device goes on alone, until that is back.
+async fn the_cpu_that_is_left_is_told_as_a_fallback() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let (setup, library, away) = movable()?;
+    let setup = setup.setting("offload", "auto").setting("fallback", "none");
+    let daemon = setup.ready(&bus).await?;
+    let client = daemon.client();
+    let mut signals = client.manager.receive_provider_fallback().await?;
+    let load = Load::start(&bus, &much()).await?;
+    fs::rename(&library, &away)?;
+    let [(_, device, _), _] = workers(&daemon).await?[..] else {
+        return Err("not two workers".into());
+    };
+    kill(device, Signal::SIGKILL)?;
+    assert_eq!(daemon.state(|state| state == "degraded").await?, "degraded");
+    let (active, reason) = provider(&daemon).await?;
+    assert_eq!(active, "cpu");
+    assert!(reason.starts_with("ggml could not be loaded again"), "{reason}");
+    let signal = within("ProviderFallback", signals.next()).await?.ok_or("the bus is gone")?;
+    assert_eq!(*signal.args()?.active(), "cpu");
+    eventually("a warning", async || Ok(fallbacks(&daemon).await? == (1, 1))).await?;
+    assert_eq!(client.status::<String>("device").await?, "cpu:0");
+    let told = told_of(&daemon, "ggml").await?;
+    assert!(value::<Vec<String>>(&told, "devices")?.is_empty(), "{told:?}");
+    fs::rename(&away, &library)?;
+    assert_eq!(daemon.state(|state| state == "ready").await?, "ready");
+    assert_eq!(provider(&daemon).await?, ("ggml".to_owned(), String::new()));
+    assert_eq!(fallbacks(&daemon).await?, (1, 1));
     load.stop().await?;
     daemon.stop().await
 }

@@ -5,6 +5,7 @@ use std::future::Future;
 use std::sync::Arc;
 
 use op_dbus_api::{EMBEDDER_INTERFACE, ROOT_PATH, State};
+use op_dbus_engine::is_same_news;
 use tokio::sync::Mutex;
 use zbus::Connection;
 use zbus::fdo;
@@ -67,7 +68,9 @@ async fn announce(
             .await?;
     }
     let told = old.map_or("", |old| old.fallback_reason.as_str());
-    if manager && new.fallback_reason != told && !new.fallback_reason.is_empty() {
+    // The last error of what is tried again names a process that the one before it did not.
+    let is_news = !is_same_news(&new.fallback_reason, told);
+    if manager && is_news && !new.fallback_reason.is_empty() {
         let (requested, active) = (&new.requested_execution_provider, &new.execution_provider);
         Manager::provider_fallback(&emitter, requested, active, &new.fallback_reason).await?;
     }
@@ -79,24 +82,15 @@ mod tests {
     use std::collections::HashMap;
 
     use futures_util::StreamExt;
-    use op_dbus_engine::BackendError;
     use zbus::{MessageStream, OwnedVariant};
 
-    use super::super::tests::peers;
+    use super::super::tests::{idle, peers};
     use super::*;
-    use crate::service::{Means, Spawner};
-    use crate::settings::{Settings, Sources};
 
     /// Which may be as they are here, where they were otherwise there.
     #[tokio::test]
     async fn who_knows_the_properties_of_another_service_is_told_all_of_them_once() {
-        let root = tempfile::tempdir().unwrap();
-        let state = root.path().join("state.json").display().to_string();
-        let sources = Sources::under(root.path()).with_flags(&[("state_file", &*state)]);
-        let spawner: Spawner =
-            Arc::new(|_, _| Box::new(|_| Err(BackendError::Failed("none is made".to_owned()))));
-        let means = Means { spawner, devices: None };
-        let service = Service::new(Settings::load(&sources).unwrap(), means, None);
+        let service = idle();
         let (server, client) = peers().await;
         let mut signals = MessageStream::from(&client);
         let (asked, another) = (Told::new(&service), Told::default());

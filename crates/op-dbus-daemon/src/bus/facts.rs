@@ -1,4 +1,4 @@
-//! The properties that change, all taken from one moment, and the signal that tells of a change.
+//! The properties that change, all taken from one moment.
 
 use std::collections::HashMap;
 
@@ -38,7 +38,12 @@ impl Facts {
     /// The properties at one moment.
     pub fn of(now: &Now) -> Self {
         let served = now.served();
-        let fallback_reason = now.fallback_reason();
+        let (stand_in, fallback_reason) = now.stand_in();
+        let (execution_provider, precision) = match (stand_in, served) {
+            (Some(it), _) => (it.provider, it.precision),
+            (None, Some(served)) => (served.provider.clone(), served.precision.clone()),
+            (None, None) => Default::default(),
+        };
         let state = match now.phase {
             Phase::Disabled => State::Disabled,
             Phase::Loading(_) => State::Loading,
@@ -51,13 +56,13 @@ impl Facts {
         Self {
             vector_level: now.level().map_or("", |level| level.as_str()).to_owned(),
             model: served.map(|s| s.model.clone()).unwrap_or_default(),
-            vector_space: served.map(|s| s.vector_space()).unwrap_or_default(),
+            vector_space: served.map(|s| s.space_in(&precision)).unwrap_or_default(),
             dimensions: served.map_or(0, |s| wire(s.dimensions)),
             max_input_tokens: served.map_or(0, |s| wire(s.max_input_tokens)),
-            execution_provider: served.map(|s| s.provider.clone()).unwrap_or_default(),
+            execution_provider,
             requested_execution_provider: now.settings().execution_provider.to_string(),
             fallback_reason,
-            precision: served.map(|s| s.precision.clone()).unwrap_or_default(),
+            precision,
             state,
         }
     }

@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use futures_util::StreamExt;
 use op_dbus_api::{EmbedderProxy, Error, ErrorName, ManagerProxy};
-use op_dbus_engine::Backend;
 use op_dbus_engine::sim::SimBackend;
+use op_dbus_engine::{Backend, BackendError};
 use zbus::connection::Builder;
 use zbus::{Connection, Guid, MessageStream};
 
@@ -44,6 +44,17 @@ fn in_process() -> Spawner {
             Ok(backend)
         })
     })
+}
+
+/// A service that has loaded nothing.
+pub(super) fn idle() -> Service {
+    let root = tempfile::tempdir().unwrap();
+    let state = root.path().join("state.json").display().to_string();
+    let sources = Sources::under(root.path()).with_flags(&[("state_file", &*state)]);
+    let spawner: Spawner =
+        Arc::new(|_, _| Box::new(|_| Err(BackendError::Failed("none is made".to_owned()))));
+    let means = Means { spawner, devices: None };
+    Service::new(Settings::load(&sources).unwrap(), means, None)
 }
 
 /// Both ends of a socket pair, with no object on either.

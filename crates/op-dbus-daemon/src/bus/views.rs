@@ -99,8 +99,7 @@ pub fn providers(service: &Service) -> Vec<Dictionary> {
     let (now, loaded) = (service.now(), service.loaded());
     let (lost, there): (Vec<_>, Vec<_>) =
         loaded.into_iter().partition(|served| served.engine.refusal().is_some());
-    let workers = there.iter().flat_map(|served| served.engine.descriptions());
-    let workers: Vec<_> = workers.map(|worker| worker.description).collect();
+    let workers: Vec<_> = there.iter().flat_map(|served| served.computing()).collect();
     let describe = |(provider, name): &(Provider, &'static str)| {
         let mut devices = Vec::new();
         for worker in workers.iter().filter(|worker| worker.provider == *name) {
@@ -135,8 +134,7 @@ fn aliases(name: &str) -> &'static [&'static str] {
 /// The devices that were read, and which of them compute now.
 pub fn devices(service: &Service, known: Vec<Device>) -> Vec<Dictionary> {
     let engines = service.with_workers().into_iter();
-    let workers = engines.flat_map(|served| served.engine.descriptions());
-    let workers = workers.map(|worker| worker.description);
+    let workers = engines.flat_map(|served| served.computing());
     let computing: Vec<_> = workers.map(|worker| (worker.provider, worker.device)).collect();
     with_use(known, &computing).into_iter().map(device).collect()
 }
@@ -183,6 +181,11 @@ pub fn status(service: &Service) -> Dictionary {
     });
     let workers: Vec<Dictionary> = workers.collect();
     let stats = service.statistics();
+    let (engine, isa) = match (now.stand_in().0, now.served()) {
+        (Some(it), _) => (it.engine, it.isa),
+        (None, Some(served)) => (served.engine_name.clone(), served.isa.clone()),
+        (None, None) => Default::default(),
+    };
     HashMap::from([
         ("version", super::VERSION.into()),
         ("loaded", service.is_loaded().into()),
@@ -204,8 +207,8 @@ pub fn status(service: &Service) -> Dictionary {
         ("fallback_reason", facts.fallback_reason.into()),
         ("provider_fallbacks", service.fallbacks().into()),
         ("precision", facts.precision.into()),
-        ("engine", now.served().map_or("", |served| &served.engine_name).to_owned().into()),
-        ("isa", now.served().map_or("", |served| &served.isa).to_owned().into()),
+        ("engine", engine.into()),
+        ("isa", isa.into()),
         ("since", u64::try_from(since.as_micros()).unwrap_or_default().into()),
         ("pid", std::process::id().into()),
         ("queue_tokens", number(stats.queue_tokens)),

@@ -246,28 +246,6 @@ impl Service {
         self.tell_fallback(served, settings);
     }
 
-    /// Tells the journal, and counts, that another provider runs than was asked for, if that is so; once
-    /// for each engine.
-    pub(super) fn tell_fallback(&self, served: &Served, settings: &Settings) {
-        let Served { provider, fallback_reason: reason, model, .. } = served;
-        if reason.is_empty() || served.fallback_is_told.swap(true, Ordering::Relaxed) {
-            return;
-        }
-        self.0.fallbacks.fetch_add(1, Ordering::Relaxed);
-        warn!(
-            MESSAGE_ID = message_id::PROVIDER_FALLBACK,
-            requested = %settings.execution_provider,
-            provider,
-            model,
-            "another provider runs than was asked for: {reason}"
-        );
-    }
-
-    /// How often another provider came to run than was asked for, since the start.
-    pub fn fallbacks(&self) -> u64 {
-        self.0.fallbacks.load(Ordering::Relaxed)
-    }
-
     pub(super) fn fail(&self, cause: Arc<Error>) {
         error!("no model could be loaded: {cause}");
         self.enter(Phase::Failed(cause));

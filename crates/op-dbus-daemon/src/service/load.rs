@@ -336,6 +336,7 @@ fn served(
         fallback_reason,
         load_is_told: AtomicBool::new(false),
         fallback_is_told: AtomicBool::new(false),
+        stand_in_is_told: AtomicBool::new(false),
         replaced_is_told: AtomicBool::new(false),
         provider: first.provider,
         precision: first.precision,

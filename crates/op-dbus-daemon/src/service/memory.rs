@@ -227,14 +227,14 @@ impl Service {
     }
 
     /// Tells the journal, and whoever watches [`Service::now`], when the model in force is unloaded and
-    /// loaded again; for as long as the service lives.
+    /// loaded again, and when the CPU beside its provider stands in for that; for as long as the service lives.
     pub async fn tell_presence(self) {
         let mut changes = self.watch();
-        let mut known = Presence::Loaded;
+        let (mut known, mut stands_in) = (Presence::Loaded, false);
         loop {
             let served = changes.borrow_and_update().served().cloned();
             let Some(served) = served else {
-                known = Presence::Loaded;
+                (known, stands_in) = (Presence::Loaded, false);
                 if changes.changed().await.is_err() {
                     return;
                 }
@@ -245,13 +245,20 @@ impl Service {
                     Ok(()) => {
                         let next = changes.borrow().served().cloned();
                         if !next.is_some_and(|next| Arc::ptr_eq(&next, &served)) {
-                            known = Presence::Loaded;
+                            (known, stands_in) = (Presence::Loaded, false);
                         }
                         continue;
                     }
                     Err(_) => return,
                 },
                 presence = served.engine.presence_other_than(known) => presence,
+                () = served.engine.stand_in_other_than(stands_in) => {
+                    stands_in = !stands_in;
+                    self.tell_stand_in();
+                    // The same, on another provider.
+                    self.replace(|_| {});
+                    continue;
+                }
             };
             match presence {
                 Presence::Unloaded(why) => {

@@ -6,6 +6,7 @@ mod costs;
 mod engines;
 mod error;
 mod failover;
+mod fallback;
 mod fleet;
 mod ignored;
 mod load;

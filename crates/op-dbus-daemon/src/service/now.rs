@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::SystemTime;
 
-use op_dbus_engine::BackendError;
+use op_dbus_engine::{BackendError, Description};
 use op_dbus_models::Level;
 
 use super::fleet::Fleet;
@@ -80,7 +80,19 @@ impl Now {
 
     /// Why another provider runs than was asked for; empty where that is not so.
     pub fn fallback_reason(&self) -> String {
-        self.served().map(|served| served.fallback_reason.clone()).unwrap_or_default()
+        self.stand_in().1
+    }
+
+    /// What computes in place of the provider that serves, where that is lost, the CPU beside it is not and no other
+    /// provider is about to take over; and [why another provider](Self::fallback_reason) runs than was asked for.
+    pub fn stand_in(&self) -> (Option<Description>, String) {
+        let Some(served) = self.served() else { return Default::default() };
+        let reason = &served.fallback_reason;
+        match served.engine.stand_in().filter(|_| !self.may_have_successor(served)) {
+            Some((stand_in, why)) if reason.is_empty() => (Some(stand_in), why),
+            Some((stand_in, why)) => (Some(stand_in), format!("{reason}; {why}")),
+            None => (None, reason.clone()),
+        }
     }
 
     /// Why `provider` does not compute, if it was tried: what it was refused for last, or lost before another one

@@ -80,7 +80,7 @@ impl Service {
 
     /// Goes through the providers once more, as the one that serves has failed, and moves to the first that
     /// works.
-    pub async fn reconsider(&self) {
+    pub(super) async fn reconsider(&self) {
         let now = self.now();
         if let Some(failed) = now.served().filter(|served| served.engine.is_failing()) {
             self.look_for_another(failed).await;
@@ -119,6 +119,7 @@ impl Service {
                     false => warn!("no other provider works either: {error}"),
                 }
                 failed.engine.keep_trying();
+                self.tell_stand_in();
                 // The same as before, and nobody to take over.
                 self.replace(|_| {});
             }
@@ -132,7 +133,7 @@ impl Service {
     ///
     /// A change of settings does not wait for that: a device that hangs takes minutes to refuse. Tells whether the
     /// model in force was passed over, as it is unloaded.
-    pub async fn improve(&self) -> bool {
+    pub(super) async fn improve(&self) -> bool {
         let Ok(now) = self.staying() else { return false };
         leave_kept(&now);
         let mut is_passed_over = false;
@@ -187,7 +188,7 @@ impl Service {
     /// Tries once more to load the model that could not be loaded, if what failed may be there by now
     /// without anybody having told us: a provider, or a model that is missing. A damaged one is read again
     /// when a call asks for it; what came of a call that `has_tried` is taken up.
-    pub async fn revive(&self, has_tried: bool) {
+    pub(super) async fn revive(&self, has_tried: bool) {
         let Ok(now) = self.staying() else { return };
         let (Phase::Failed(cause), Some(choice)) = (&now.phase, wanted(now.settings())) else {
             return;

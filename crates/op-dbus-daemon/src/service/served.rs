@@ -7,8 +7,8 @@ use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 use op_dbus_engine::{
-    Call, CancellationToken, Engine, Excess, Inputs, Limits, Piece, Presence, Priority, Reply,
-    RowSink, Truncate,
+    Call, CancellationToken, Description, Engine, Excess, Inputs, Limits, Piece, Presence,
+    Priority, Reply, RowSink, Truncate,
 };
 use op_dbus_models::{Level, Model, Store};
 use tracing::warn;
@@ -68,6 +68,8 @@ pub struct Served {
     pub fallback_reason: String,
     /// Set once that was told.
     pub(super) fallback_is_told: AtomicBool,
+    /// Set once it was told that the CPU beside its provider stands in for that, until the provider is back.
+    pub(super) stand_in_is_told: AtomicBool,
     /// Set once the journal was told that the store has another model under its name, which keeps it from a better
     /// provider.
     pub(super) replaced_is_told: AtomicBool,
@@ -131,11 +133,20 @@ pub struct Request {
 pub type MakeSink = Arc<dyn Fn() -> RowSink + Send + Sync>;
 
 impl Served {
+    /// What computes: the workers, without those that others stand in for.
+    pub fn computing(&self) -> Vec<Description> {
+        let workers = self.engine.descriptions().into_iter().map(|worker| worker.description);
+        match self.engine.stand_in() {
+            Some((stand_in, _)) => workers.filter(|it| it.provider == stand_in.provider).collect(),
+            None => workers.collect(),
+        }
+    }
+
     /// Devices that compute, with commas in between; of an unloaded model those that did. Workers of a fleet move.
     pub fn device(&self) -> String {
         let mut devices: Vec<String> = Vec::new();
-        for worker in self.engine.descriptions() {
-            for device in worker.description.device.split(',') {
+        for worker in self.computing() {
+            for device in worker.device.split(',') {
                 if !devices.iter().any(|known| known == device) {
                     devices.push(device.to_owned());
                 }

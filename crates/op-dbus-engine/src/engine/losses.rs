@@ -1,7 +1,7 @@
 //! What an engine tells of workers that are lost, and is told about them.
 
 use super::Engine;
-use crate::backend::BackendError;
+use crate::backend::{BackendError, Description};
 use crate::roster::Roster;
 
 impl Engine {
@@ -14,6 +14,18 @@ impl Engine {
     /// Whether no worker of the pool that was asked for can be had now.
     pub fn is_failing(&self) -> bool {
         self.scheduler().roster(|roster| roster.is_hopeless())
+    }
+
+    /// Who computes in place of the workers that were asked for while none of these can be had, and why: another
+    /// pool, where there is one.
+    pub fn stand_in(&self) -> Option<(Description, String)> {
+        self.scheduler().roster(|roster| roster.stand_in())
+    }
+
+    /// Waits until [`stand_in`](Self::stand_in) tells of somebody where it told of nobody, or the other way
+    /// round: whether it did is `known`.
+    pub async fn stand_in_other_than(&self, known: bool) {
+        self.scheduler().stand_in_other_than(known).await;
     }
 
     /// Why calls are refused, if no worker at all can be had now ([`Presence::Lost`](crate::Presence)).

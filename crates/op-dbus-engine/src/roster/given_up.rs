@@ -1,7 +1,7 @@
 //! Which workers are given up: those that can't be loaded, and those that can and lose what they compute.
 
 use super::{Roster, Worker};
-use crate::backend::BackendError;
+use crate::backend::{BackendError, Description};
 
 /// Failed loads in a row of every worker of a pool after which nobody waits for them.
 const LOAD_FAILURES_MAX: u32 = 3;
@@ -108,6 +108,18 @@ impl Roster {
     pub fn is_hopeless(&self) -> bool {
         let mut first = self.asked_for().peekable();
         first.peek().is_some() && first.all(|worker| !self.can_be_had(worker))
+    }
+
+    /// Who computes in place of the workers that were asked for, once these are given up, and why.
+    pub fn stand_in(&self) -> Option<(Description, String)> {
+        if !self.is_hopeless() {
+            return None;
+        }
+        let own = &self.asked_for().next()?.status;
+        let other = self.ordinary().find(|worker| worker.pool != 0 && self.counts(worker))?;
+        let error = own.last_error.clone().unwrap_or_default();
+        let why = format!("{} could not be loaded again ({error})", own.description.provider);
+        Some((other.status.description.clone(), why))
     }
 
     /// What the workers of the pool that was asked for are given up for, if it is that they lose batches.

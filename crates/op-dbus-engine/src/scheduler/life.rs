@@ -61,6 +61,11 @@ impl Scheduler {
         self.until(|state| state.roster.is_hopeless()).await;
     }
 
+    /// Waits until others stand in for the pool that was asked for, if they are not `known` to, or do so no more.
+    pub async fn stand_in_other_than(&self, known: bool) {
+        self.until(|state| state.roster.stand_in().is_some() != known).await;
+    }
+
     /// A worker has a backend, its first or another one.
     pub fn loaded(&self, worker: usize, loaded: Loaded) {
         let mut state = self.lock();

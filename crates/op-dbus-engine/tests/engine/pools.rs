@@ -172,6 +172,12 @@ async fn calls_outlive_the_pool_that_was_asked_for() {
         let reply = engine.embed(call(1, &[text])).await.unwrap();
         assert_eq!((reply.provider.as_str(), reply.vectors), ("cpu", expected(text)));
     }
+    let (stand_in, why) = engine.stand_in().unwrap();
+    assert_eq!(stand_in.provider, "cpu");
+    assert!(why.starts_with("device could not") && why.contains("the device is gone"), "{why}");
+    broken.store(false, Ordering::Relaxed);
+    engine.stand_in_other_than(true).await;
+    assert_eq!(engine.stand_in(), None);
 }
 
 #[tokio::test(flavor = "multi_thread")]

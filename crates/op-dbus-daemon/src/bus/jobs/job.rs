@@ -271,32 +271,18 @@ mod tests {
     use std::time::Duration;
 
     use op_dbus_api::{BUS_NAME, JOB_INTERFACE};
-    use op_dbus_engine::BackendError;
     use zbus::connection::Builder;
     use zbus::{Guid, Message};
 
     use super::super::super::caller::Callers;
-    use super::super::super::tests::peers;
+    use super::super::super::tests::{idle, peers};
     use super::*;
-    use crate::service::{Means, Service, Spawner};
-    use crate::settings::{Settings, Sources};
 
     /// Who starts a job.
     async fn caller() -> Caller {
         let (server, _client) = peers().await;
         let call = Message::method_call("/", "StartEmbedFromFd").build(&()).unwrap();
         Arc::<Callers>::default().enter(&server, &call.header()).await.unwrap()
-    }
-
-    /// Calls to a service that has loaded nothing.
-    fn calls() -> Calls {
-        let root = tempfile::tempdir().unwrap();
-        let state = root.path().join("state.json").display().to_string();
-        let sources = Sources::under(root.path()).with_flags(&[("state_file", &*state)]);
-        let spawner: Spawner =
-            Arc::new(|_, _| Box::new(|_| Err(BackendError::Failed("none is made".to_owned()))));
-        let means = Means { spawner, devices: None };
-        Calls::new(Service::new(Settings::load(&sources).unwrap(), means, None), Arc::default())
     }
 
     /// They may start another one in its place.
@@ -309,7 +295,8 @@ mod tests {
             job.ended(Err(Error::new(ErrorName::Failed, "the work has failed")));
             let (near, far) = UnixStream::pair().unwrap();
             let far = Builder::unix_stream(far).server(Guid::generate()).p2p();
-            let far = far.serve_at(job.path.as_str(), Handle::new(job.clone(), calls()));
+            let calls = Calls::new(idle(), Arc::default());
+            let far = far.serve_at(job.path.as_str(), Handle::new(job.clone(), calls));
             let near = Builder::unix_stream(near).p2p();
             let (_server, client) = tokio::try_join!(far.build(), near.build()).unwrap();
             let (to, of) = (Some(BUS_NAME), Some(JOB_INTERFACE));

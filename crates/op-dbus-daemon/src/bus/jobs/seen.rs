@@ -11,7 +11,7 @@ use super::job::Handle;
 use super::tree::{document, own, properties, xml};
 
 impl Handle {
-    /// The same, for whom the job is there.
+    /// The job, for whom it is there.
     async fn seen(&self, connection: &Connection, header: &Header<'_>) -> fdo::Result<&Self> {
         let uid = own(&self.calls, connection, header).await?;
         match self.job.is_of(uid) {

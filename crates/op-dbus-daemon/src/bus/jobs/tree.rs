@@ -91,7 +91,7 @@ pub fn document(interfaces: &str, children: &[&str]) -> String {
 /// # Errors
 /// `AccessDenied` when the bus does not tell.
 pub async fn own(calls: &Calls, connection: &Connection, header: &Header<'_>) -> fdo::Result<u32> {
-    let caller = calls.caller(connection, header).await;
+    let caller = calls.callers.enter(connection, header).await;
     let caller = caller.map_err(|error| fdo::Error::AccessDenied(error.message().to_owned()))?;
     Ok(caller.uid)
 }
