@@ -89,13 +89,14 @@ pub fn libraries(
         Some(own) => Some(own.clone()),
         None => needs_plugin.then(|| store.verify(provider)).transpose()?,
     };
+    // A plugin of one's own goes with the plain runtime, unless one that has the provider was pulled.
+    let is_plain = own.plugin.is_some() && store.runtime(provider).is_none();
     let runtime = match (&own.runtime, known) {
         (Some(own), _) => own.clone(),
+        (None, _) if is_plain => store.verify(CPU)?,
         (None, Ok(library)) => {
             store.verify(library.plugin.as_ref().map_or(provider, |plugin| plugin.host.as_str()))?
         }
-        // A plugin of one's own goes with the plain runtime.
-        (None, Err(_)) if plugin.is_some() => store.verify(CPU)?,
         (None, Err(error)) => return Err(error),
     };
     Ok(Libraries { runtime, plugin })

@@ -3,7 +3,7 @@
 use super::provider::{Host, precision};
 use super::worker;
 use crate::settings::options;
-use crate::settings::{CpuEngine, Devices, Loaded, Origin, Provider};
+use crate::settings::{CpuEngine, Devices, Loaded, Offload, Origin, Provider};
 
 /// Why what is for ONNX Runtime alone has no effect.
 const NOT_ONNX_RUNTIME: &str = "what computes here is not ONNX Runtime";
@@ -46,6 +46,12 @@ pub fn without_effect(host: &Host, loaded: &Loaded) -> Vec<String> {
         if loaded.settings.runtime.is_some() && !is_offered && !by_onnx_runtime {
             sentences.push(sentence("runtime", NOT_ONNX_RUNTIME));
         }
+    } else if loaded.settings.threads.is_some() && loaded.settings.offload == Offload::Off {
+        let why = match provider {
+            Provider::Remote => "what computes is elsewhere",
+            _ => "an accelerator's worker has one, for what is left to the CPU",
+        };
+        sentences.push(sentence("threads", why));
     }
     sentences
 }
@@ -58,10 +64,14 @@ mod tests {
 
     /// What is said of settings that the CPU can't be told, given by flags.
     fn on_the_cpu(flags: &[(&str, &str)]) -> Vec<String> {
+        on(Provider::Cpu, flags)
+    }
+
+    fn on(provider: Provider, flags: &[(&str, &str)]) -> Vec<String> {
         let mut sources = Sources::under("/nowhere").with_flags(flags);
         sources.env.insert("ORT_DYLIB_PATH".into(), "/offered.so".into());
         let loaded = Settings::load(&sources).unwrap();
-        without_effect(&host(Provider::Cpu, &loaded, None).unwrap(), &loaded)
+        without_effect(&host(provider, &loaded, None).unwrap(), &loaded)
     }
 
     #[test]
@@ -84,5 +94,15 @@ mod tests {
         );
         let by_runtime = on_the_cpu(&[("cpu_engine", "ort"), ("runtime", "/own.so")]);
         assert_eq!(by_runtime, Vec::<String>::new());
+    }
+
+    #[test]
+    fn threads_are_of_the_cpu_alone() {
+        let said = |flags: &[(&str, &str)]| on(Provider::Ggml, flags);
+        let expected = "threads is 4 (flag --threads), which has no effect: an accelerator's \
+                        worker has one, for what is left to the CPU";
+        assert_eq!(said(&[("threads", "4")]), [expected]);
+        assert_eq!(said(&[]), Vec::<String>::new());
+        assert_eq!(said(&[("threads", "4"), ("offload", "auto")]), Vec::<String>::new());
     }
 }

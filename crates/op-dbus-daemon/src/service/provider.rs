@@ -35,22 +35,13 @@ pub struct Host {
 
 /// The providers in the order in which they are tried.
 pub fn candidates(settings: &Settings) -> Vec<Provider> {
-    let mut candidates = match settings.execution_provider {
+    let asked = settings.execution_provider;
+    if asked == Provider::Auto {
         // It ends with what always works.
-        Provider::Auto => manifest::auto().filter_map(|name| name.parse().ok()).collect(),
-        other => vec![other],
-    };
-    if settings.execution_provider != Provider::Auto {
-        candidates.extend(&settings.fallback);
+        return manifest::auto().filter_map(|name| name.parse().ok()).collect();
     }
-    let mut seen = Vec::new();
-    candidates.retain(|provider| {
-        !seen.contains(provider) && {
-            seen.push(*provider);
-            true
-        }
-    });
-    candidates
+    let others = settings.fallback.iter().copied().filter(|other| *other != asked);
+    std::iter::once(asked).chain(others).collect()
 }
 
 /// Whether nothing is to be tried once `provider` does not compute any more.
@@ -103,12 +94,12 @@ pub fn host(provider: Provider, loaded: &Loaded, own_graph: Option<&str>) -> Res
     let (store, here) = (store(settings), named(&settings.model_dir));
     let pulled = store.plugin(&name).map(|plugin| plugin.library);
     let library = own.library.or(pulled);
-    // A plugin of the user's own goes with the plain runtime.
-    let host = if library.is_some() && known.is_err() { CPU } else { &name };
+    // A plugin goes with the plain runtime, unless one that has the provider was pulled.
+    let host = if library.is_some() && store.runtime(&name).is_none() { CPU } else { &name };
     let Some(runtime) = settings.runtime.clone().or_else(|| store.runtime(host)) else {
         return Err(format!(
             "{provider} needs an ONNX Runtime library, which is not installed; type `op-dbus \
-             runtime pull --provider {provider}{here}`, or name one with OP_DBUS_RUNTIME"
+             runtime pull --provider {host}{here}`, or name one with OP_DBUS_RUNTIME"
         ));
     };
     let is_plugin = known.is_ok_and(|(library, _)| library.plugin.is_some());

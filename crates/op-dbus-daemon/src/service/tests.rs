@@ -3,6 +3,7 @@
 mod changes;
 mod failures;
 mod guilt;
+mod libraries;
 mod looks;
 mod memory;
 

@@ -212,9 +212,9 @@ pub const ROWS: &[Row] = &[
         kind: count_or("auto", 1, 1024),
         default: "auto",
         unit: "threads",
-        doc: "Threads that each worker computes with, no more than there are CPUs. `auto` shares them \
-              evenly between the workers, on an accelerator as if ONNX Runtime computed on the CPU. \
-              Threads of the native engine that take up all CPUs are kept on one each.",
+        doc: "Threads that each worker of the CPU computes with, no more than there are CPUs; a worker of \
+              an accelerator has one. `auto` shares them evenly between the workers. Threads of the \
+              native engine that take up all CPUs are kept on one each.",
         ..Row::of(Group::Batching)
     },
     Row {

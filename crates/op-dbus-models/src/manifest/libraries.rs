@@ -69,24 +69,15 @@ pub struct Build {
     pub files: Vec<FileRecord>,
 }
 
-/// A provider that no package has a library of, for this system at least.
+/// A provider that no package has a library of for this system.
 #[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Elsewhere {
     name: String,
     #[serde(default)]
     aliases: Vec<String>,
-    #[serde(flatten)]
-    answer: Answer,
-}
-
-/// What is said to somebody who asks for it.
-#[derive(Debug, Deserialize)]
-#[serde(rename_all = "lowercase")]
-enum Answer {
     /// The one system that has it.
-    System(String),
-    /// What to do instead.
-    Advice(String),
+    system: String,
 }
 
 #[derive(Debug, Deserialize)]
@@ -153,11 +144,8 @@ pub fn provider(name: &str) -> Result<(&'static Library, &'static Provider), Err
     let mut named =
         elsewhere.filter(|one| one.name == name || one.aliases.iter().any(|a| a == name));
     Err(match named.next() {
-        Some(Elsewhere { name, answer: Answer::System(system), .. }) => {
+        Some(Elsewhere { name, system, .. }) => {
             Error::NoLibrary(format!("{name} needs {system}; this is {}", machine()))
-        }
-        Some(Elsewhere { name, answer: Answer::Advice(advice), .. }) => {
-            Error::NoLibrary(format!("{name}: {advice}"))
         }
         None => Error::UnknownProvider {
             name: name.to_owned(),

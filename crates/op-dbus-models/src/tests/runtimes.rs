@@ -271,13 +271,9 @@ fn a_provider_without_a_library_is_answered_exactly() {
     assert_eq!(answer("coreml"), format!("coreml needs macOS; this is {here}"));
     assert_eq!(answer("dml"), format!("directml needs Windows; this is {here}"));
     assert_eq!(
-        answer("rocm"),
-        "migraphx: build or install ONNX Runtime with MIGraphX and name it with OP_DBUS_RUNTIME"
-    );
-    assert_eq!(
         answer("abacus"),
         "`abacus` is not a provider that has a library to pull; known are cpu, cuda, tensorrt, \
-         webgpu, openvino, ggml"
+         webgpu, openvino, ggml, migraphx"
     );
 }
 

@@ -27,7 +27,7 @@ use std::io::IsTerminal;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::cli::{Done, block_on_and_clear, printed};
+use crate::cli::{Done, block_on_and_clear, pretty_json, printed};
 use corpus::Corpus;
 use machine::Machine;
 use quality::Pairs;
@@ -66,8 +66,8 @@ async fn bench(args: Args) -> Done {
     let report = Report::new(machine, &stage, Plan::of(&args), (&results?, quality));
     stage.strike().await;
     let text = match args.json {
-        true => report.json(),
-        false => table::page(&report),
+        true => pretty_json(&report),
+        false => table::page(&report, args.compared.offload),
     };
     printed(text)
 }

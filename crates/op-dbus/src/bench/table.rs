@@ -1,5 +1,7 @@
 //! The figures as a page for people.
 
+use op_dbus_embedder::backend::CPU;
+
 use super::crossover::Crossover;
 use super::quality::Quality;
 use super::report::{Line, Report, Texts};
@@ -34,8 +36,8 @@ const ARRIVALS: &[Column] = &[
     ("p99 ms", "p99_us", 1e-3, 2),
 ];
 
-/// The whole page.
-pub fn page(report: &Report) -> String {
+/// The whole page. With `offload` it also says why it has no crossover.
+pub fn page(report: &Report, offload: bool) -> String {
     let mut out = format!("machine: {}\n", report.machine.line());
     out.push_str(&format!(
         "rounds:  {} of {} s for each figure; median (least to most)\n",
@@ -59,6 +61,10 @@ pub fn page(report: &Report) -> String {
         }
     }
     out.push_str(&report.crossovers.iter().map(crossover).collect::<String>());
+    if offload && report.crossovers.is_empty() {
+        let providers = report.figures.iter().map(|line| line.facts.provider.as_str());
+        out.push_str(&format!("\ncrossover: {}\n", no_choice(providers)));
+    }
     out.push_str(&quality(&report.quality));
     out
 }
@@ -125,6 +131,15 @@ fn crossover(of: &Crossover) -> String {
     format!("\ncrossover of {}: {}\n\n{}", of.label, of.sentence(), aligned(&rows))
 }
 
+/// Why nothing had a choice of where these providers computed.
+fn no_choice<'a>(mut providers: impl Iterator<Item = &'a str>) -> &'static str {
+    match providers.all(|provider| provider == CPU) {
+        true => "none, as the CPU computes alone; name an accelerator with --provider",
+        // A service does not tell what batches cost.
+        false => "none, as the engine here is not measured; name it with --at",
+    }
+}
+
 fn quality(lines: &[Quality]) -> String {
     if lines.is_empty() {
         return String::new();
@@ -175,6 +190,13 @@ mod tests {
         let row = |cells: &[&str]| cells.iter().map(ToString::to_string).collect();
         let text = aligned(&[row(&["a", "b"]), row(&["long", "µ", "x"])]);
         assert_eq!(text, "  a     b\n  long  µ  x\n");
+    }
+
+    #[test]
+    fn where_there_is_no_choice_the_page_says_why() {
+        let alone = no_choice(["cpu", "cpu"].into_iter());
+        assert_eq!(alone, "none, as the CPU computes alone; name an accelerator with --provider");
+        assert!(no_choice(["cpu", "cuda+cpu"].into_iter()).ends_with("with --at"));
     }
 
     #[test]

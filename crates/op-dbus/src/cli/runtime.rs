@@ -11,8 +11,8 @@ use op_dbus_models::runtime::beside;
 use op_dbus_models::{Error, Progress, RuntimeStore, manifest, named};
 use serde_json::json;
 
-use super::models::{Outcome, SourceArgs, SourceName};
-use super::{EXIT_CODES, print};
+use super::models::{SourceArgs, SourceName};
+use super::{EXIT_CODES, Failure, print};
 
 /// Show, fetch, check and remove ONNX Runtime and its provider libraries
 #[derive(Subcommand)]
@@ -43,7 +43,7 @@ Examples:
     mut_arg("only", |only| only.value_parser(sources_of_libraries()))
 )]
 pub struct PullArgs {
-    /// cpu, cuda, tensorrt, webgpu, openvino or ggml
+    /// cpu, cuda, tensorrt, webgpu, openvino, ggml or migraphx
     #[arg(long, value_name = "PROVIDER", default_value = "cpu")]
     provider: String,
     #[command(flatten)]
@@ -77,7 +77,7 @@ fn sources_of_libraries() -> impl TypedValueParser<Value = SourceName> {
 
 /// Does what the command says with the runtime store beside `model_dir`; results on standard
 /// output (as JSON when `json`), progress on standard error.
-pub fn run(command: RuntimeCommand, model_dir: &Path, json: bool) -> Outcome {
+pub fn run(command: RuntimeCommand, model_dir: &Path, json: bool) -> Result<(), Failure> {
     let store = RuntimeStore::open(beside(model_dir));
     match command {
         RuntimeCommand::List => list::run(&store, json),
@@ -87,7 +87,7 @@ pub fn run(command: RuntimeCommand, model_dir: &Path, json: bool) -> Outcome {
     }
 }
 
-fn pull(store: &RuntimeStore, args: &PullArgs, json: bool) -> Outcome {
+fn pull(store: &RuntimeStore, args: &PullArgs, json: bool) -> Result<(), Failure> {
     let (library, _) = manifest::provider(&args.provider)?;
     let (sources, progress) = (args.sources.sources()?, Progress::stderr());
     let host = library.plugin.as_ref().map(|plugin| plugin.host.as_str());
@@ -103,7 +103,7 @@ fn verify(
     mut providers: Vec<String>,
     model_dir: &Path,
     json: bool,
-) -> Outcome {
+) -> Result<(), Failure> {
     if providers.is_empty() {
         let first = manifest::libraries().iter().filter_map(|library| library.providers.first());
         let is_there = |name: &str| !matches!(store.check(name), Err(Error::NotInstalled { .. }));
@@ -112,7 +112,7 @@ fn verify(
     if providers.is_empty() {
         let (dir, here) = (beside(model_dir), named(model_dir));
         let none = format!("no library is installed in {}", dir.display());
-        return Err(format!("{none}; type `op-dbus runtime list{here}`").into());
+        return Err(Failure::refused(format!("{none}; type `op-dbus runtime list{here}`")));
     }
     all_known(&providers)?;
     let mut failures = Vec::new();
@@ -122,10 +122,10 @@ fn verify(
             Err(error) => failures.push(error.to_string()),
         }
     }
-    if failures.is_empty() { Ok(()) } else { Err(failures.join("\n").into()) }
+    if failures.is_empty() { Ok(()) } else { Err(Failure::refused(failures.join("\n"))) }
 }
 
-fn remove(store: &RuntimeStore, providers: &[String], json: bool) -> Outcome {
+fn remove(store: &RuntimeStore, providers: &[String], json: bool) -> Result<(), Failure> {
     all_known(providers)?;
     for provider in providers {
         store.remove(provider)?;
@@ -140,7 +140,7 @@ fn all_known(providers: &[String]) -> Result<(), Error> {
 }
 
 /// What was done with the library of a provider; of one that was installed, what it needs besides.
-fn tell(provider: &str, done: &str, path: Option<&Path>, json: bool) -> Outcome {
+fn tell(provider: &str, done: &str, path: Option<&Path>, json: bool) -> Result<(), Failure> {
     let (library, provider) = manifest::provider(provider)?;
     if json {
         let line = json!({
@@ -151,7 +151,7 @@ fn tell(provider: &str, done: &str, path: Option<&Path>, json: bool) -> Outcome 
             "path": path,
             "needs": provider.needs,
         });
-        return Ok(print(format!("{line}\n"))?);
+        return print(format!("{line}\n"));
     }
     let place = path.map(|path| format!(" ({})", path.display())).unwrap_or_default();
     let (names, package, version) = (library.provider_names(), &library.package, &library.version);

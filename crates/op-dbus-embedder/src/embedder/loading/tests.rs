@@ -10,9 +10,9 @@ fn a_provider_without_a_library_is_named_once() {
             provider::libraries(provider, CpuEngine::Native, &own, "/nowhere/models".as_ref());
         no_library(provider, missing.unwrap_err()).to_string()
     };
-    let migraphx = refusal("migraphx");
-    assert!(migraphx.starts_with("migraphx: build or install ONNX Runtime"), "{migraphx}");
-    assert!(migraphx.ends_with("name it with `runtime`"), "{migraphx}");
+    let elsewhere = ModelError::NoLibrary("cuda needs x; name one with OP_DBUS_RUNTIME".to_owned());
+    let said = no_library("cuda", elsewhere).to_string();
+    assert_eq!(said, "cuda needs x; name one with `runtime`");
     assert!(refusal("coreml").starts_with("coreml needs macOS"));
     assert!(refusal("ggml").starts_with("ggml: ") && refusal("ggml").contains("/nowhere"));
 }

@@ -78,16 +78,12 @@ fn absent(missing: &str) -> Check {
     Check::missing("library", found, next)
 }
 
-/// A sentence of the form "what is wrong; what to do" or "provider: what to do" in its halves. One about
-/// another system than this has no advice.
+/// A sentence of the form "what is wrong; what to do" in its halves. One about another system than this has
+/// no advice.
 fn split(sentence: &str) -> (String, String) {
-    match sentence.split_once("; ").filter(|(_, next)| !next.starts_with("this is ")) {
-        Some((found, next)) => (found.to_owned(), next.to_owned()),
-        None => match sentence.split_once(": ") {
-            Some((name, next)) => (format!("no package has a library for {name}"), next.to_owned()),
-            None => (sentence.to_owned(), "set execution_provider to auto".to_owned()),
-        },
-    }
+    let halves = sentence.split_once("; ").filter(|(_, next)| !next.starts_with("this is "));
+    let (found, next) = halves.unwrap_or((sentence, "set execution_provider to auto"));
+    (found.to_owned(), next.to_owned())
 }
 
 /// What the loader does not find of what a file lists.
