@@ -14,7 +14,7 @@ use ort::ep::ExecutionProvider;
 use ort::memory::AllocationDevice;
 use ort::session::builder::SessionBuilder;
 
-use crate::{built_in, library as file, openvino, session};
+use crate::{built_in, failure, library as file, openvino, session};
 
 /// Threads of the CPU: what a provider leaves to it are shapes and lengths.
 const THREADS: usize = 1;
@@ -110,6 +110,12 @@ impl Accelerator {
         let Some(device) = devices.into_iter().nth(self.device) else {
             return Err(self.no_device(count));
         };
+        if self.provider == "webgpu" && count > 1 {
+            tracing::warn!(
+                "webgpu shows {count} cards, and its library takes one of them by itself, whatever \
+                 gpu_device says; powerPreference in [providers.webgpu] chooses"
+            );
+        }
         let name = named(&device);
         let options: Vec<(String, String)> =
             self.options.iter().map(|(key, v)| (format!("{name}.{key}"), v.clone())).collect();
@@ -320,14 +326,7 @@ impl Accelerator {
 
     /// The provider can't be used, and why.
     pub(crate) fn unavailable(&self, why: String) -> BackendError {
-        // What a provider says comes behind the runtime's source lines and codes.
-        let why = match why.rsplit_once("[ONNXRuntimeError]") {
-            Some((_, error)) => error.splitn(4, " : ").last().unwrap_or(error),
-            None => &why,
-        };
-        // The runtime's own sentences end in a period, and others follow here.
-        let why = why.trim_end().trim_end_matches('.');
-        let message = format!("{} does not work here: {why}", self.provider);
+        let message = format!("{} does not work here: {}", self.provider, failure::meant(&why));
         BackendError::Load { kind: LoadErrorKind::ProviderUnavailable, message }
     }
 }

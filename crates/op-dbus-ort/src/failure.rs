@@ -28,6 +28,18 @@ fn said(text: &str) -> BackendError {
     }
 }
 
+/// What the runtime means, without the lines of its sources, the codes and the conditions that come before it.
+pub(crate) fn meant(said: &str) -> &str {
+    let said = match said.rsplit_once("[ONNXRuntimeError]") {
+        Some((_, error)) => error.splitn(4, " : ").last().unwrap_or(error),
+        None => said,
+    };
+    let of_a_line = said.rsplit_once(" was false. ").filter(|_| said.starts_with('/'));
+    let meaning = of_a_line.map(|(_, meaning)| meaning).filter(|it| !it.trim().is_empty());
+    // The runtime's own sentences end in a period, and others follow here.
+    meaning.unwrap_or(said).trim_end().trim_end_matches('.')
+}
+
 /// A session that could not be made of `what`.
 pub(crate) fn load(what: &str, error: ort::Error) -> BackendError {
     let damaged = matches!(
@@ -46,6 +58,20 @@ pub(crate) fn unusable(message: String) -> BackendError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_the_runtime_means_comes_last() {
+        let line = "/onnxruntime_src/onnxruntime/core/providers/webgpu/webgpu_context.cc:136 \
+                    onnxruntime::webgpu::WebGpuContext::Initialize() adapter_result.status == \
+                    wgpu::RequestAdapterStatus::Success was false.";
+        let no_adapter = "Failed to get a WebGPU adapter: No supported adapters";
+        assert_eq!(meant(&format!("{line} {no_adapter}\n")), no_adapter);
+        assert_eq!(meant(&format!("{line} \n")), line.trim_end_matches('.'));
+        let coded = "/a.cc:9 void f() [ONNXRuntimeError] : 1 : FAIL : libx.so.1: cannot open.";
+        assert_eq!(meant(coded), "libx.so.1: cannot open");
+        let of_a_node = "while running MatMul node: /a.cc:9 f() a == b was false. It is not.";
+        assert_eq!(meant(of_a_node), of_a_node.trim_end_matches('.'));
+    }
 
     #[test]
     fn an_arena_at_its_limit_is_out_of_memory() {

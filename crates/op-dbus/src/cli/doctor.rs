@@ -25,7 +25,7 @@ use tokio::task::{spawn_blocking, yield_now};
 
 use super::config::Files;
 use super::terminal::colour;
-use super::{Done, EXIT_CODES, Failure, print};
+use super::{Done, EXIT_CODES, pretty_json, print};
 use check::{Check, PROOF, Section};
 use folders::Who;
 use loader::Loader;
@@ -111,8 +111,7 @@ pub fn run(args: Args) -> Done {
     };
     super::block_on_and_clear(async {
         let findings = examination.findings().await;
-        let out = if args.json { findings.json() } else { findings.text(colour()) };
-        print(out).map_err(|error| Failure::output(&error))?;
+        print(if args.json { pretty_json(&findings) } else { findings.text(colour()) })?;
         Ok(if findings.works == Some(false) { ExitCode::FAILURE } else { ExitCode::SUCCESS })
     })
 }
@@ -174,6 +173,9 @@ impl Examination {
             if is_asked {
                 checks.push(self.proof(provider, can_compute, &checks).await);
             }
+            if settings.execution_provider == Provider::Auto {
+                checks.iter_mut().for_each(|one| one.next = one.next.take().map(facts::under_auto));
+            }
             providers.push(Section::new(provider.to_string(), is_asked, checks));
         }
         self.concluded(general, providers)
@@ -188,12 +190,13 @@ impl Examination {
     async fn looks(&self, provider: Provider, own_graph: Option<&str>) -> Vec<Check> {
         let facts = facts::configured(provider, &self.loaded.settings);
         let mut checks = machine::checks(&self.root, facts);
+        checks.extend(nodes::checks(&self.root, facts, nodes::may_open));
+        // Behind the nodes, without which it finds nothing.
         if let Some(driver) = facts.driver {
             let listed = self.listed.get_or_init(machine::listed).await;
             let named = &self.loaded.settings.gpu_device;
             checks.extend(listed.as_ref().map(|told| machine::capability(driver, told, named)));
         }
-        checks.extend(nodes::checks(&self.root, facts, nodes::may_open));
         let loader = self.loader.as_ref();
         checks.extend(library::checks(&self.loaded, own_graph, provider, loader));
         let barred = |unit: &Unit| match provider {

@@ -26,10 +26,6 @@ impl State {
             Self::Unchecked => "-",
         }
     }
-
-    fn failed(self) -> bool {
-        matches!(self, Self::Missing | Self::Wrong)
-    }
 }
 
 /// Name of the check that a provider has really computed.
@@ -75,7 +71,7 @@ impl Check {
 
     /// Whether it stands in the way.
     pub fn failed(&self) -> bool {
-        self.state.failed()
+        matches!(self.state, State::Missing | State::Wrong)
     }
 }
 

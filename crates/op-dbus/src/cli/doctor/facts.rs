@@ -5,7 +5,7 @@ mod cures;
 use op_dbus_daemon::settings::options::{Told, told};
 use op_dbus_daemon::settings::{CpuEngine, Provider, Settings};
 
-pub use cures::{brings, cure, known};
+pub use cures::{brings, cure, known, under_auto};
 
 /// What a provider needs of a machine.
 pub struct Facts {
@@ -104,6 +104,8 @@ pub enum Blocks {
 }
 
 const NO_DEVICE: &str = "set execution_provider to auto, which takes what this machine has";
+/// Of a device that is not there, beside others.
+pub const OTHER_DEVICE: &str = "set gpu_device to the number of a device that is there, or to all";
 /// Of the CPU, which every machine has: it is never the device that stands in the way.
 const SETTINGS: &str =
     "mend what the proof names; `op-dbus config show` tells where each setting comes from";

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::path::PathBuf;
-use std::process::Stdio;
+use std::process::{Output, Stdio};
 use std::time::Duration;
 
 use op_dbus_daemon::settings::Devices;
@@ -10,10 +10,14 @@ use tokio::process::Command;
 use tokio::time::timeout;
 
 use super::check::Check;
-use super::facts::{Descriptions, Driver, Facts, Hardware};
+use super::facts::{Descriptions, Driver, Facts, Hardware, OTHER_DEVICE};
 
 /// How long NVIDIA's own program may take: where the driver hangs it never ends.
 const LIST_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// What to do where that program fails, which asks the driver as CUDA does.
+const SMI_FAILS: &str = "have `nvidia-smi` list the card first: restart the machine if its driver was updated, or \
+     install the driver anew";
 
 /// PCI devices of this class are displays and what computes like one.
 const DISPLAY_CLASSES: [&str; 2] = ["0x03", "0x12"];
@@ -129,27 +133,39 @@ fn descriptions(root: &Root, drivers: &Descriptions) -> Check {
     }
 }
 
-/// What NVIDIA's own program has told of the devices, or why not.
-pub type Listed = Result<String, String>;
+/// What NVIDIA's own program has told of the devices, or what stands in the way of that.
+pub type Listed = Result<String, Check>;
 
-/// What it tells; nothing where it is not there or fails.
+/// What it tells; nothing where it is not there.
 pub async fn listed() -> Option<Listed> {
     let mut command = Command::new("nvidia-smi");
     command.args(["--query-gpu=index,name,compute_cap", "--format=csv,noheader"]);
     command.stdin(Stdio::null()).kill_on_drop(true);
     let Ok(output) = timeout(LIST_TIMEOUT, command.output()).await else {
         let seconds = LIST_TIMEOUT.as_secs();
-        return Some(Err(format!("`nvidia-smi` did not answer within {seconds} s")));
+        let found = format!("`nvidia-smi` did not answer within {seconds} s");
+        return Some(Err(Check::unchecked("capability", found)));
     };
-    let output = output.ok().filter(|output| output.status.success())?;
-    Some(Ok(String::from_utf8_lossy(&output.stdout).into_owned()))
+    output.ok().map(|output| told(&output))
 }
 
-/// Whether the devices are new enough, of which those that are `named` are to compute.
+/// What it has told. Where it fails it says so in place of a list, and nothing computes on its driver.
+fn told(output: &Output) -> Listed {
+    let said = String::from_utf8_lossy(&output.stdout);
+    if output.status.success() {
+        return Ok(said.into_owned());
+    }
+    let said = format!("{said}{}", String::from_utf8_lossy(&output.stderr));
+    let said = said.lines().map(str::trim).find(|line| !line.is_empty());
+    let why = said.map_or_else(|| output.status.to_string(), str::to_owned);
+    Err(Check::wrong("driver", format!("`nvidia-smi` fails: {why}"), SMI_FAILS))
+}
+
+/// Whether the devices are there and new enough, of which those that are `named` are to compute.
 pub fn capability(driver: &Driver, listed: &Listed, named: &Devices) -> Check {
     match listed {
         Ok(listed) => capabilities(listed, driver.capability_min, named),
-        Err(why) => Check::unchecked("capability", why),
+        Err(check) => check.clone(),
     }
 }
 
@@ -160,11 +176,22 @@ fn capabilities(listed: &str, least: f32, named: &Devices) -> Check {
         capability.is_some_and(|found| found < least)
     };
     // Of all of them, those that can't compute are left alone.
-    let is_named = |line: &&str| match named {
-        Devices::All => false,
-        Devices::List(numbers) => number(line).is_some_and(|number| numbers.contains(&number)),
+    let named: &[u32] = match named {
+        Devices::All => &[],
+        Devices::List(numbers) => numbers,
     };
     let lines = listed.lines().map(str::trim).filter(|line| !line.is_empty());
+    let known: Vec<u32> = lines.clone().filter_map(number).collect();
+    if known.is_empty() {
+        return Check::unchecked("capability", "`nvidia-smi` tells of no device");
+    }
+    let absent: Vec<u32> = named.iter().filter(|one| !known.contains(one)).copied().collect();
+    if !absent.is_empty() {
+        let (absent, known) = (Devices::List(absent), Devices::List(known));
+        let found = format!("gpu_device names {absent}, and `nvidia-smi` tells of {known} alone");
+        return Check::wrong("device", found, OTHER_DEVICE);
+    }
+    let is_named = |line: &&str| number(line).is_some_and(|number| named.contains(&number));
     let (old, new): (Vec<&str>, Vec<&str>) = lines.partition(is_old);
     let below = format!("compute capability is below {least:.1}: {}", old.join("; "));
     match (new.first(), old.iter().any(is_named)) {
@@ -188,6 +215,9 @@ fn capabilities(listed: &str, least: f32, named: &Devices) -> Check {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::process::ExitStatusExt;
+    use std::process::ExitStatus;
+
     use op_dbus_daemon::settings::Provider;
 
     use super::super::check::State;
@@ -257,6 +287,38 @@ mod tests {
     }
 
     #[test]
+    fn a_program_of_the_driver_that_fails_says_why() {
+        let told = |code: i32, said: &str| {
+            let (status, stdout) = (ExitStatus::from_raw(code << 8), said.into());
+            told(&Output { status, stdout, stderr: Vec::new() })
+        };
+        assert_eq!(told(0, "0, A GPU, 9.0\n"), Ok("0, A GPU, 9.0\n".to_owned()));
+        let said =
+            "Failed to initialize NVML: Driver/library version mismatch\nNVML version: 580.95";
+        let driver = of(Provider::Cuda).driver.unwrap();
+        let check = capability(driver, &told(18, said), &Devices::All);
+        let found =
+            "`nvidia-smi` fails: Failed to initialize NVML: Driver/library version mismatch";
+        assert_eq!((check.state, check.found.as_str()), (State::Wrong, found));
+        assert!(check.next.unwrap().contains("restart the machine"));
+    }
+
+    #[test]
+    fn devices_that_are_not_there_are_named() {
+        let check = |listed: &str, named: &str| capabilities(listed, 7.5, &named.parse().unwrap());
+        let both = "0, NVIDIA H100, 9.0\n1, NVIDIA H100, 9.0\n";
+        for (named, absent) in [("2", "2"), ("0,7", "7"), ("3,1,4", "3,4")] {
+            let check = check(both, named);
+            let found = format!("gpu_device names {absent}, and `nvidia-smi` tells of 0,1 alone");
+            assert_eq!((check.state, check.found), (State::Wrong, found), "{named}");
+        }
+        for named in ["1,0", "all"] {
+            assert_eq!(check(both, named).state, State::Ok, "{named}");
+        }
+        assert_eq!(check("No devices were found\n", "0").state, State::Unchecked);
+    }
+
+    #[test]
     fn old_devices_are_named() {
         let check = |listed: &str, named: &str| capabilities(listed, 7.5, &named.parse().unwrap());
         let new = "0, NVIDIA H100, 9.0";
@@ -273,7 +335,7 @@ mod tests {
             assert_eq!(check.state, State::Ok, "{named}");
             assert!(check.found.contains("below 7.5: 0, Tesla P100"), "{}", check.found);
         }
-        for named in ["0", "1", "all"] {
+        for named in ["0", "all"] {
             let check = check("0, Tesla P100, 6.0\n", named);
             assert_eq!(check.state, State::Wrong, "{named}");
             assert!(check.next.unwrap().contains("7.5 or newer"), "{named}");

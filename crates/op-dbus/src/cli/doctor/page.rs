@@ -29,11 +29,6 @@ pub struct Findings {
 }
 
 impl Findings {
-    /// One JSON object.
-    pub fn json(&self) -> String {
-        serde_json::to_string_pretty(self).unwrap_or_default() + "\n"
-    }
-
     /// Lines for people.
     pub fn text(&self, coloured: bool) -> String {
         let mut out = String::from("General\n");
@@ -124,7 +119,7 @@ What to do next: install it
 
     #[test]
     fn programs_read_the_same() {
-        let json: serde_json::Value = serde_json::from_str(&findings().json()).unwrap();
+        let json = serde_json::to_value(findings()).unwrap();
         assert_eq!(json["works"], false);
         assert_eq!(json["providers"][0]["checks"][0]["state"], "missing");
         assert_eq!(json["providers"][0]["checks"][0]["next"], "install it");

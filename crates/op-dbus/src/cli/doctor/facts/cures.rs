@@ -2,7 +2,7 @@
 
 use op_dbus_daemon::settings::Provider;
 
-use super::{NO_DEVICE, SETTINGS};
+use super::{NO_DEVICE, OTHER_DEVICE, SETTINGS};
 
 /// Shared libraries by how their names begin, and what brings them.
 const BROUGHT: &[(&str, &str)] = &[
@@ -58,11 +58,27 @@ const REASONS: &[(&str, &str)] = &[
         "where memory runs out",
         "raise the unit's or the container's limit of memory, or take a lower vector_level",
     ),
+    // An arena's, of which a session has to have room for the weights.
+    ("is smaller than requested bytes of", "raise gpu_memory_limit, or take a lower vector_level"),
     ("out of memory", MEMORY),
     ("OutOfMemory", MEMORY),
-    ("failed to allocate", MEMORY),
+    ("ailed to allocate", MEMORY),
     ("adapter", "install or update the Vulkan driver of the card"),
     ("insufficient for CUDA", "update NVIDIA's driver to version 580 or newer"),
+    ("unsupported display driver", "restart the machine, whose driver was updated while it ran"),
+    ("system not yet initialized", "start nvidia-fabricmanager, which cards behind NVSwitch need"),
+    (
+        "no CUDA-capable device",
+        "have `nvidia-smi` list the card where the service runs; a container has to be handed it",
+    ),
+    (
+        "CUDA failure 999",
+        "type `rmmod nvidia_uvm && modprobe nvidia_uvm`, or restart the machine: its driver did not \
+         survive a sleep",
+    ),
+    ("invalid device ordinal", OTHER_DEVICE),
+    ("has one device", OTHER_DEVICE),
+    ("has devices 0 to", OTHER_DEVICE),
     (
         "no kernel image",
         "take a GPU of compute capability 7.5 or newer, or set execution_provider to auto",
@@ -77,7 +93,11 @@ const REASONS: &[(&str, &str)] = &[
     ),
     ("load_config", SETTINGS),
     ("set precision to", "set precision as the proof says"),
-    ("said nothing for", "raise load_timeout_s, as a first load compiles for the device"),
+    (
+        "not load: it said nothing for",
+        "raise load_timeout_s, as a first load compiles for the device",
+    ),
+    ("said nothing for", "raise batch_timeout_s, or set batch_tokens_max lower"),
 ];
 const MEMORY: &str = "end what else uses the device's memory, take a lower vector_level, or set batch_tokens_max lower";
 
@@ -85,6 +105,11 @@ const MEMORY: &str = "end what else uses the device's memory, take a lower vecto
 pub fn cure(provider: Provider, reason: &str) -> String {
     let other = if provider == Provider::Cpu { SETTINGS } else { NO_DEVICE };
     known(reason).unwrap_or(other).to_owned()
+}
+
+/// The same advice where the settings have `auto` already.
+pub fn under_auto(next: String) -> String {
+    next.replace("set execution_provider to auto", "leave execution_provider at auto")
 }
 
 /// What to do about a reason, if it is one of those that are known.
@@ -104,7 +129,17 @@ mod tests {
         assert!(cuda("CUDA failure 2: out of memory").contains("vector_level"));
         assert!(cure(Provider::WebGpu, "Failed to get a WebGPU adapter").contains("Vulkan"));
         assert!(cure(Provider::OpenVino, "with device_type GPU: it failed").contains("driver"));
+        let at_its_limit =
+            "out of memory: Available memory of 9 is smaller than requested bytes of 99";
+        assert!(cuda(at_its_limit).contains("gpu_memory_limit"));
+        for absent in ["ggml has one device here, 0, and not 1", "101: invalid device ordinal"] {
+            assert_eq!(cuda(absent), OTHER_DEVICE, "{absent}");
+        }
+        assert!(cuda("it did not load: it said nothing for 9 s").contains("load_timeout_s"));
+        assert!(cuda("it was lost: it said nothing for 9 s").contains("batch_timeout_s"));
         assert_eq!(cuda("who knows"), NO_DEVICE);
+        let left = under_auto(cuda("who knows"));
+        assert_eq!(left, "leave execution_provider at auto, which takes what this machine has");
         // It is the provider that works everywhere.
         assert_eq!(cure(Provider::Cpu, "who knows"), SETTINGS);
         let threads = "raise the limit of tasks (TasksMax); worker_memory_max is 8 bytes";
