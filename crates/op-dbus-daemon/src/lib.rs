@@ -7,7 +7,7 @@ pub mod devices;
 pub mod fuzz;
 pub mod memfd;
 mod memory_limit;
-pub mod notify;
+mod notify;
 pub mod npy;
 pub mod service;
 pub mod settings;

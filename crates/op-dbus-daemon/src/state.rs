@@ -91,14 +91,15 @@ struct Document {
 }
 
 impl StateFile {
-    /// Reads the file without changing anything. A missing file is an empty state; so is one that
-    /// cannot be used, and then the second value says why, in one sentence.
-    pub fn read(path: &Path) -> (StateFile, Option<String>) {
+    /// [`look`](Self::look), of which the second value says why in one sentence.
+    #[cfg(any(test, fuzzing))]
+    pub(crate) fn read(path: &Path) -> (StateFile, Option<String>) {
         let (state, unusable) = Self::look(path);
         (state, unusable.map(|unusable| not_used(path, &unusable.reason())))
     }
 
-    /// [`read`](Self::read) for who may [repair](Self::repair) it later.
+    /// Reads the file without changing anything. A missing file is an empty state; so is one that
+    /// cannot be used, and then the second value says why, for who may [repair](Self::repair) it later.
     pub(crate) fn look(path: &Path) -> (StateFile, Option<Unusable>) {
         match read(path) {
             Ok(state) => (state, None),

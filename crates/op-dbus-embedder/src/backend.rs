@@ -14,6 +14,7 @@ use op_dbus_engine::{Backend, BackendError};
 
 pub use model::check;
 pub(crate) use ort::halves_by_itself;
+pub use ort::products;
 
 /// The provider that needs no accelerator.
 pub const CPU: &str = "cpu";
@@ -99,14 +100,4 @@ pub fn load(spec: &Spec) -> Result<Box<dyn Backend>, BackendError> {
         _ if spec.provider == REMOTE => remote::load(spec),
         _ => ort::load(spec),
     }
-}
-
-/// Loads what multiplies matrices of `side` × `side` where and in what the model of `spec` would be
-/// computed by ONNX Runtime, and nothing else: `count` times for a batch of `side` tokens, whose ids are
-/// below 64. Vectors have `side` dimensions.
-///
-/// # Errors
-/// What is to compute it can't be used.
-pub fn products(spec: &Spec, side: usize, count: usize) -> Result<Box<dyn Backend>, BackendError> {
-    ort::products(spec, side, count)
 }

@@ -11,9 +11,6 @@ use crate::{Embedder, Error, provider};
 
 pub(crate) use check::cores;
 
-/// Where `op-dbus models pull` puts models.
-const MODEL_DIR: &str = op_dbus_models::USUAL_DIR;
-
 /// Options of an [`Embedder`]. Without any it serves level `medium` on the CPU.
 #[derive(Clone, Debug)]
 #[must_use = "nothing is loaded before `build`"]
@@ -45,7 +42,7 @@ impl Default for Builder {
             level: None,
             model: None,
             prompt: None,
-            model_dir: PathBuf::from(MODEL_DIR),
+            model_dir: PathBuf::from(op_dbus_models::USUAL_DIR),
             cache_dir: None,
             provider: CPU.to_owned(),
             fallback: Vec::new(),

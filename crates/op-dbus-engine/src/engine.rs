@@ -198,7 +198,9 @@ impl Engine {
 
     /// For how long the worker that has computed longest has done so; none where nobody computes.
     pub fn busy_for(&self) -> Option<Duration> {
-        self.scheduler().busy_for()
+        let scheduler = self.scheduler();
+        let busy_us = scheduler.roster(|roster| roster.busy_us(scheduler.clock.now_us()));
+        busy_us.map(Duration::from_micros)
     }
 
     /// What each worker is and does, in the order of their numbers.

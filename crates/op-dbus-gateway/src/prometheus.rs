@@ -50,25 +50,23 @@ const TIMES: [(&str, &str, &str, &str); 2] = [
     ),
 ];
 
-/// Numbers of each worker: name, kind, help, key in `GetStatus`, what it is divided by.
-const WORKERS: [(&str, &str, &str, &str, f64); 4] = [
+/// A number of many that have it: name, kind, help, key, what it is divided by.
+type Number = (&'static str, &'static str, &'static str, &'static str, f64);
+
+/// Numbers of each worker in `GetStatus`, those of an arena where it has one.
+const WORKERS: [Number; 8] = [
     ("worker_batches_total", "counter", "Batches of a worker.", "batches", 1.0),
     ("worker_tokens_total", "counter", "Tokens in these batches.", "tokens", 1.0),
     ("worker_busy_seconds_total", "counter", "Time that they took.", "busy_us", 1e6),
     ("worker_replaced_total", "counter", "How often it was replaced.", "restarts", 1.0),
+    ("worker_arena_bytes", "gauge", "What a worker's arena has of its device.", "arena_bytes", 1.0),
+    ("worker_arena_in_use_bytes", "gauge", "What of it is given out.", "arena_bytes_in_use", 1.0),
+    ("worker_arena_hits_total", "counter", "Requests that it served itself.", "arena_hits", 1.0),
+    ("worker_arena_misses_total", "counter", "Requests that made it grow.", "arena_misses", 1.0),
 ];
 
-/// Numbers of the arena of each worker that has one: name, kind, help, key in `GetStatus`.
-const ARENAS: [(&str, &str, &str, &str); 4] = [
-    ("worker_arena_bytes", "gauge", "What a worker's arena has of its device.", "arena_bytes"),
-    ("worker_arena_in_use_bytes", "gauge", "What of it is given out.", "arena_bytes_in_use"),
-    ("worker_arena_hits_total", "counter", "Requests that it served itself.", "arena_hits"),
-    ("worker_arena_misses_total", "counter", "Requests that made it grow.", "arena_misses"),
-];
-
-/// Numbers of each device, where they are known: name, kind, help, key in `ListDevices`, what it is
-/// divided by.
-const DEVICES: [(&str, &str, &str, &str, f64); 7] = [
+/// Numbers of each device in `ListDevices`, where they are known.
+const DEVICES: [Number; 7] = [
     ("device_memory_size_bytes", "gauge", "Memory of a device.", "memory_total", 1.0),
     ("device_memory_used_bytes", "gauge", "Memory in use, by whomever.", "memory_used", 1.0),
     ("device_memory_free_bytes", "gauge", "Memory that can be had.", "memory_free", 1.0),
@@ -199,61 +197,50 @@ fn workers(text: &mut Text, status: &Value) {
     let all = status["workers"].as_array().into_iter().flatten();
     let workers: Vec<(String, &Value)> = all
         .map(|worker| {
-            let number = of_model.entry(worker["model"].as_str().unwrap_or_default()).or_default();
+            let number = of_model.entry(word(worker, "model")).or_default();
             *number += 1;
             ((*number - 1).to_string(), worker)
         })
         .collect();
+    let labels = |number, of| [("model", word(of, "model")), ("worker", number)];
+    let workers: Vec<_> =
+        workers.iter().map(|(number, of)| (labels(number.as_str(), *of), *of)).collect();
     // Apart from their numbers: one of the provider `remote` goes from one endpoint to another, and a counter whose
     // labels change is another counter.
     text.family("worker_info", "gauge", "Which device a worker computes on.");
-    for (number, worker) in &workers {
-        let device = ("device", worker["device"].as_str().unwrap_or_default());
-        text.sample("worker_info", &[&labels(number, worker)[..], &[device]].concat(), 1);
+    for ([model, worker], told) in &workers {
+        text.sample("worker_info", &[*model, *worker, ("device", word(told, "device"))], 1);
     }
-    for (name, kind, help, key, unit) in WORKERS {
-        text.family(name, kind, help);
-        for (number, worker) in &workers {
-            let value = worker[key].as_f64().unwrap_or_default() / unit;
-            text.sample(name, &labels(number, worker), value);
-        }
-    }
-    for (name, kind, help, key) in ARENAS {
-        let known =
-            workers.iter().filter_map(|(n, worker)| Some((n, worker, worker[key].as_u64()?)));
-        let known: Vec<_> = known.collect();
-        if !known.is_empty() {
-            text.family(name, kind, help);
-        }
-        for (number, worker, value) in known {
-            text.sample(name, &labels(number, worker), value);
-        }
-    }
-}
-
-/// Which worker is meant.
-fn labels<'a>(number: &'a str, worker: &'a Value) -> [(&'static str, &'a str); 2] {
-    [("model", worker["model"].as_str().unwrap_or_default()), ("worker", number)]
+    each(text, &WORKERS, &workers);
 }
 
 fn devices(text: &mut Text, devices: &[Value]) {
     text.family("device_in_use", "gauge", "Whether a device computes for the service.");
     for device in devices {
-        let name = device["name"].as_str().unwrap_or_default();
-        text.sample("device_in_use", &[("device", name)], u8::from(device["in_use"] == true));
+        let name = ("device", word(device, "name"));
+        text.sample("device_in_use", &[name], u8::from(device["in_use"] == true));
     }
-    for (name, kind, help, key, unit) in DEVICES {
-        let known = devices.iter().filter_map(|device| Some((device, device[key].as_f64()?)));
+    let labels = |of| [("device", word(of, "name")), ("model", word(of, "description"))];
+    let devices: Vec<_> = devices.iter().map(|device| (labels(device), device)).collect();
+    each(text, &DEVICES, &devices);
+}
+
+/// Numbers of those that have them, each with its labels.
+fn each(text: &mut Text, numbers: &[Number], all: &[([(&str, &str); 2], &Value)]) {
+    for (name, kind, help, key, unit) in numbers {
+        let known = all.iter().filter_map(|(labels, told)| Some((labels, told[*key].as_f64()?)));
         let known: Vec<_> = known.collect();
         if !known.is_empty() {
             text.family(name, kind, help);
         }
-        for (device, value) in known {
-            let told = |key: &str| device[key].as_str().unwrap_or_default();
-            let labels = [("device", told("name")), ("model", told("description"))];
-            text.sample(name, &labels, value / unit);
+        for (labels, value) in known {
+            text.sample(name, labels, value / unit);
         }
     }
+}
+
+fn word<'a>(told: &'a Value, key: &str) -> &'a str {
+    told[key].as_str().unwrap_or_default()
 }
 
 fn own(text: &mut Text, gateway: &Gateway) {

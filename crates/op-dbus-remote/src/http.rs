@@ -176,15 +176,14 @@ fn refusal(status: http::StatusCode, later: Option<Duration>, words: &str) -> Fa
     }
 }
 
-/// The beginning of what a server says, without what could change a terminal.
+/// The beginning of what a server says.
 fn words(answer: &mut http::Response<Body>) -> String {
     let mut said = Vec::new();
     let reader = answer.body_mut().as_reader();
     // Whatever came until it failed.
     let _ = reader.take(REFUSAL_BYTES_MAX).read_to_end(&mut said);
     let said = String::from_utf8_lossy(&said);
-    let plain = |c: char| if c.is_control() { ' ' } else { c };
-    let said: String = said.trim().chars().map(plain).take(REFUSAL_CHARS_MAX).collect();
+    let said: String = said.trim().chars().take(REFUSAL_CHARS_MAX).collect();
     if said.is_empty() { said } else { format!(" ({said})") }
 }
 

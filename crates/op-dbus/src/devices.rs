@@ -7,7 +7,6 @@ mod amd;
 mod nvidia;
 
 use std::ffi::OsStr;
-use std::io::Write;
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -32,8 +31,7 @@ pub fn run(_args: Args) -> ExitCode {
     }
     let mut devices = nvidia::devices(OsStr::new(nvidia::LIBRARY));
     devices.extend(amd::devices(Path::new("/")));
-    let told = serde_json::to_vec(&devices).map_err(std::io::Error::from);
-    match told.and_then(|told| std::io::stdout().write_all(&told)) {
+    match serde_json::to_writer(std::io::stdout().lock(), &devices) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("op-dbus devices: the reading could not be told: {error}");

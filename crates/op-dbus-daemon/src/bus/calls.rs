@@ -76,18 +76,6 @@ impl Calls {
         Self { direct: None, jobs: None, callers, ..self.clone() }
     }
 
-    /// Finds out who calls.
-    ///
-    /// # Errors
-    /// `AccessDenied` for a caller without a user.
-    pub async fn caller(
-        &self,
-        connection: &Connection,
-        header: &Header<'_>,
-    ) -> Result<Caller, Error> {
-        self.callers.enter(connection, header).await
-    }
-
     /// Runs a method's work for its caller: a panic in there becomes an error reply, where zbus
     /// alone would leave the caller without any. So would the end of the service.
     ///
@@ -125,7 +113,7 @@ impl Calls {
         });
         let count = |error: &Error| self.service.call_failed(error.name());
         taken.inspect_err(count)?;
-        let caller = self.caller(connection, header).await.inspect_err(count)?;
+        let caller = self.callers.enter(connection, header).await.inspect_err(count)?;
         let method = header.member().map(ToString::to_string).unwrap_or_default();
         let uid = caller.uid;
         let span = debug_span!("call", method, uid, sender = caller.sender());

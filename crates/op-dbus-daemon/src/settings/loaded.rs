@@ -174,51 +174,42 @@ impl Loaded {
         self.values.get(key).map(String::as_str)
     }
 
-    /// Every setting, in the order of the table, then what tables say about models.
+    /// Every setting, in the order of the table, then what tables say about models and providers.
     pub fn show(&self) -> Vec<Shown> {
         let rows = ROWS.iter().map(|Row { key, .. }| Shown {
             key: (*key).to_owned(),
             value: self.values.get(key).cloned().unwrap_or_default(),
             origin: self.origin(key).to_string(),
         });
-        rows.chain(self.show_models()).chain(self.show_providers()).collect()
+        rows.chain(self.show_tables()).collect()
     }
 
-    fn show_providers(&self) -> Vec<Shown> {
+    fn show_tables(&self) -> Vec<Shown> {
         let mut shown = Vec::new();
-        for (provider, settings) in &self.settings.providers {
-            let mut add = |key: String, value: String| {
-                let origin = place_of(&self.layers, &key).to_string();
-                shown.push(Shown { key, value, origin });
-            };
-            if let Some(library) = &settings.library {
-                add(format!("providers.{provider}.library"), library.display().to_string());
-            }
-            if let Some(faults) = &settings.faults {
-                add(format!("providers.{provider}.faults"), faults.clone());
-            }
-            for (option, value) in &settings.checked {
-                add(format!("providers.{provider}.{option}"), value.clone());
-            }
-            for (option, value) in &settings.options {
-                add(format!("providers.{provider}.options.{option}"), value.clone());
-            }
-        }
-        shown
-    }
-
-    fn show_models(&self) -> Vec<Shown> {
-        let mut shown = Vec::new();
+        let mut add = |key: String, value: &str| {
+            let origin = self.place_of(&key).to_string();
+            shown.push(Shown { key, value: value.to_owned(), origin });
+        };
         for (model, settings) in &self.settings.models {
-            let mut add = |key: String, value: &str| {
-                let origin = place_of(&self.layers, &key).to_string();
-                shown.push(Shown { key, value: value.to_owned(), origin });
-            };
             for (prompt, text) in &settings.prompts {
                 add(format!("models.{model}.prompts.{prompt}"), text);
             }
             if let Some(prompt) = &settings.default_prompt {
                 add(format!("models.{model}.default_prompt"), prompt);
+            }
+        }
+        for (provider, settings) in &self.settings.providers {
+            if let Some(library) = &settings.library {
+                add(format!("providers.{provider}.library"), &library.display().to_string());
+            }
+            if let Some(faults) = &settings.faults {
+                add(format!("providers.{provider}.faults"), faults);
+            }
+            for (option, value) in &settings.checked {
+                add(format!("providers.{provider}.{option}"), value);
+            }
+            for (option, value) in &settings.options {
+                add(format!("providers.{provider}.options.{option}"), value);
             }
         }
         shown

@@ -1,7 +1,5 @@
 //! The table as a configuration file and as a page of documentation.
 
-use std::fmt::Write;
-
 use super::kind::Kind;
 use super::options;
 use super::row::{Group, Row, Scope};
@@ -91,14 +89,12 @@ pub fn markdown() -> String {
             };
             let doc = wrap(row.doc, WIDTH).join("\n");
             let (variable, flag) = (row.variable(), row.flag());
-            // Writing to a String cannot fail.
-            let _ = write!(
-                out,
+            out.push_str(&format!(
                 "\n### `{}`\n\n{doc}\n\n- {}\n- Default: {default}\n\
                  - Also: `{variable}`, `{flag}`\n",
                 row.key,
                 values(row)
-            );
+            ));
             if let Some(note) = remark(row.scope) {
                 out.push_str(&format!("- {note}\n"));
             }
@@ -107,10 +103,7 @@ pub fn markdown() -> String {
     for Table { title, about, example } in TABLES {
         out.push_str(&format!("\n## {title}\n\n{about}\n\n```toml\n{example}```\n"));
     }
-    for line in wrap(OPTIONS_ABOUT, WIDTH) {
-        out.push_str(&format!("{}{line}", if out.ends_with("```\n") { "\n" } else { "" }));
-        out.push('\n');
-    }
+    out.push_str(&format!("\n{}\n", wrap(OPTIONS_ABOUT, WIDTH).join("\n")));
     for provider in option_providers() {
         out.push_str(&format!("\n### `[providers.{provider}]`\n\n"));
         out.push_str("| option | values | default | what it does |\n|---|---|---|---|\n");

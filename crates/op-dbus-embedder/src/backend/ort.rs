@@ -74,7 +74,12 @@ fn halves(
     }
 }
 
-/// As [`load`], of a graph that multiplies and does nothing else.
+/// Loads what multiplies matrices of `side` × `side` where and in what the model of `spec` would be
+/// computed by ONNX Runtime, and nothing else: `count` times for a batch of `side` tokens, whose ids are
+/// below 64. Vectors have `side` dimensions.
+///
+/// # Errors
+/// What is to compute it can't be used.
 pub fn products(spec: &Spec, side: usize, count: usize) -> Result<Box<dyn Backend>, BackendError> {
     let (computed, precision) = match halves_by_itself(&spec.provider, spec.precision) {
         true => (Computed::F16, "f16"),

@@ -1,11 +1,10 @@
 //! A fleet that others run: of the model only the record is read, which says what is wanted of it, and
 //! the tokenizer where texts are sent.
 
-use super::Precision;
 use op_dbus_engine::{Backend, BackendError, Tokenizer};
 use op_dbus_remote::{Options, RemoteBackend, Shape};
 
-use super::{Spec, failure, model};
+use super::{Precision, Spec, failure, model};
 
 /// Finds the fleet of the options.
 pub fn load(spec: &Spec) -> Result<Box<dyn Backend>, BackendError> {

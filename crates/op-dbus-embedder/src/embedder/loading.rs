@@ -71,9 +71,7 @@ impl Loading<'_> {
         };
         let workers = builder.workers.unwrap_or(1);
         let holds_device = provider != CPU;
-        let (factory, reserved, costs) = (factory(spec), 0, Vec::new());
-        let pool =
-            Pool { workers, reserved, batch, reference, holds_device, costs, ..Pool::new(factory) };
+        let pool = Pool { workers, batch, reference, holds_device, ..Pool::new(factory(spec)) };
         let basic = Limits::default();
         let queue_tokens_max = builder.queue_tokens_max.unwrap_or(basic.queue_tokens_max);
         // One process is one user, who may have the whole queue.

@@ -42,8 +42,8 @@ impl Worker {
     /// for twice of what is missing in what is free there. Nobody is passed over for what isn't known.
     fn has_room(&self, tokens: usize) -> bool {
         let (Some(free), Some(takes)) = (self.free, self.takes(tokens)) else { return true };
-        let held =
-            self.status.memory.arena.map_or(0, |arena| arena.bytes - arena.in_use.min(arena.bytes));
+        let arena = self.status.memory.arena;
+        let held = arena.map_or(0, |arena| arena.bytes.saturating_sub(arena.in_use));
         takes.saturating_sub(held).saturating_mul(TIMES) <= free
     }
 }

@@ -1,7 +1,5 @@
 //! What batches cost, in time and in memory, as far as that depends on the time or is told to others.
 
-use std::time::Duration;
-
 use super::{Scheduler, micros};
 
 /// After so many checks of an idle worker, ten minutes by itself, a pool that leaves batches to others is
@@ -14,11 +12,6 @@ impl Scheduler {
     pub fn is_to_measure(&self, worker: usize) -> bool {
         let us = micros(self.idle_check * LEFT_CHECKS_MAX);
         self.lock().roster.has_left_for(worker, us, self.clock.now_us())
-    }
-
-    /// For how long the worker that has computed longest has done so; none where nobody computes.
-    pub fn busy_for(&self) -> Option<Duration> {
-        self.lock().roster.busy_us(self.clock.now_us()).map(Duration::from_micros)
     }
 
     /// Takes note of the bytes that are free on a device.

@@ -157,7 +157,8 @@ pub(super) fn check_text(
         let (part, rest) = text.split_at(text.floor_char_boundary(MEASURED_BYTES));
         bytes += match normalizer {
             Some(normalizer) => {
-                normalized_len(normalizer, part).map_err(|error| error.to_string())?
+                let mut part = NormalizedString::from(part);
+                normalize(normalizer, &mut part).map_err(|error| error.to_string())?
             }
             None => part.len(),
         };
@@ -170,11 +171,6 @@ pub(super) fn check_text(
         text = rest;
     }
     Ok(())
-}
-
-/// The most bytes that a text has behind any of a normalizer's steps.
-fn normalized_len(normalizer: &NormalizerWrapper, text: &str) -> Result<usize, TokenizerError> {
-    normalize(normalizer, &mut NormalizedString::from(text))
 }
 
 /// Normalizes a text, and returns the most bytes that it had behind any step.

@@ -51,19 +51,15 @@ impl Remote {
         let direct = matches!(place, Place::Direct | Place::DirectMemfd);
         let memfd = matches!(place, Place::Memfd | Place::DirectMemfd);
         for number in 0..count {
-            if direct && number >= DIRECT_MAX {
-                let Client::Daemon { service, opener, .. } = &clients[number % DIRECT_MAX] else {
-                    break;
-                };
-                let (service, opener) = (service.clone(), opener.clone());
-                let embedder = service.embedder().await?;
-                clients.push(Client::Daemon { embedder, service, memfd, opener });
-                continue;
-            }
-            let bus = connect(&self.bus).await?;
-            let (service, opener) = match direct {
-                true => (bus.direct().await?, Some(bus)),
-                false => (bus, None),
+            let (service, opener) = match clients.get(number % DIRECT_MAX) {
+                Some(Client::Daemon { service, opener, .. }) if direct => {
+                    (service.clone(), opener.clone())
+                }
+                _ if direct => {
+                    let bus = connect(&self.bus).await?;
+                    (bus.direct().await?, Some(bus))
+                }
+                _ => (connect(&self.bus).await?, None),
             };
             let embedder = service.embedder().await?;
             clients.push(Client::Daemon { embedder, service, memfd, opener });

@@ -8,7 +8,7 @@ use op_dbus_engine::Limits;
 
 use super::generated::Kind;
 use super::random::Random;
-use crate::cli::{CALL_BYTES_MAX, Failure, check_text};
+use crate::cli::{CALL_BYTES_MAX, Failure, check_text, decoded};
 
 /// Generated texts.
 const GENERATED_TEXTS: usize = 1024;
@@ -133,12 +133,7 @@ fn spread_by_length(mut texts: Vec<String>) -> Vec<String> {
 
 /// The text of a line; none where it is blank, or can't be sent. What is wrong is said as `op-dbus embed` does.
 fn text(line: &[u8], place: &str) -> Result<Option<String>, Failure> {
-    let line = line.strip_suffix(b"\r").unwrap_or(line);
-    let line = std::str::from_utf8(line).map_err(|_| {
-        Failure::refused(format!(
-            "{place}: not UTF-8 text; leave such bytes out with `iconv -c -f UTF-8 -t UTF-8`"
-        ))
-    })?;
+    let line = decoded(line.strip_suffix(b"\r").unwrap_or(line), place)?;
     if line.trim().is_empty() || line.contains('\0') {
         return Ok(None);
     }

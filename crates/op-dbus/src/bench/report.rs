@@ -118,12 +118,6 @@ impl Report {
             quality,
         }
     }
-
-    /// One JSON object.
-    pub fn json(&self) -> String {
-        // Only a map with keys that are not text could fail, and there is none.
-        serde_json::to_string_pretty(self).unwrap_or_default() + "\n"
-    }
 }
 
 impl Texts {

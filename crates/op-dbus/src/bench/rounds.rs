@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use indicatif::ProgressBar;
+use op_dbus_embedder::backend::CPU;
 
 use super::args::{Args, Rate, What};
 use super::collection::{Collection, collections, percentile};
@@ -27,8 +28,6 @@ const LANE_TEXTS: usize = 1024;
 const LANE_CLIENTS: usize = 8;
 /// Calls of such a measurement at least.
 const LANE_CALLS_MIN: usize = 5;
-/// The provider whose peak needs no device.
-const CPU: &str = "cpu";
 /// Texts of each client at least.
 const CLIENT_TEXTS_MIN: usize = 2;
 

@@ -56,6 +56,7 @@ impl Caller {
     /// The vectors of `texts`, of which the first is number `first` over all calls, in one part or in
     /// several.
     pub async fn call(&self, first: u64, texts: Vec<String>) -> Result<Vec<Reply>, Failure> {
+        let name = |number: u64| Some(format!("text {}", first.checked_add(number)?));
         if texts.len() > self.inline_texts_max && !self.inline_alone.load(Ordering::Relaxed) {
             match bulk::embed(&self.embedder, &texts, self.options.to_dict()).await {
                 Ok((bytes, shape, info)) => {
@@ -70,15 +71,14 @@ impl Caller {
                     self.inline_alone.store(true, Ordering::Relaxed);
                 }
                 Err(bulk::Error::Call(error)) => {
-                    return Err(self.service.failure(&error).about_texts_from(first));
+                    return Err(self.service.failure(&error).about_texts(first, name));
                 }
                 Err(bulk::Error::Memfd(error)) => {
                     return Err(Failure::refused(format!("a memfd can't be used ({error})")));
                 }
             }
         }
-        self.parts(first, texts, |number| Some(format!("text {}", first.checked_add(number)?)))
-            .await
+        self.parts(first, texts, name).await
     }
 
     /// The vectors of texts that are few, in one reply. What is refused of one of them says what `name` has it

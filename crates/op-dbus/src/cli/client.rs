@@ -139,7 +139,7 @@ impl Service {
         let bus = bus.map_err(|error| self.failure(&error))?;
         let name = WellKnownName::from_static_str_unchecked(BUS_NAME).into();
         let owned = bus.name_has_owner(name).await;
-        owned.map_err(|error| self.failure(&zbus::Error::FDO(Box::new(error))))
+        owned.map_err(|error| self.failure(&zbus::Error::from(error)))
     }
 
     /// The answer to a call for what the service knows without computing.
@@ -192,12 +192,7 @@ impl Service {
             .cache_properties(CacheProperties::No);
         let proxy = builder.build().await.map_err(|error| self.failure(&error))?;
         let interface = InterfaceName::from_static_str_unchecked(EMBEDDER_INTERFACE);
-        let all = async {
-            proxy.get_all(interface).await.map_err(|error| match error {
-                fdo::Error::ZBus(error) => error,
-                error => zbus::Error::FDO(Box::new(error)),
-            })
-        };
+        let all = async { proxy.get_all(interface).await.map_err(zbus::Error::from) };
         self.told(all).await.map(Properties)
     }
 

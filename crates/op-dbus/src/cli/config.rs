@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use op_dbus_daemon::settings::{Loaded, Settings, Shown, Sources, config_file, markdown};
 
 use super::terminal::{Colour, colour, paint, printable};
-use super::{Done, EXIT_CODES, Failure, printed, tell};
+use super::{Done, EXIT_CODES, Failure, pretty_json, printed, tell};
 
 /// Show the settings and where they come from, or check them
 #[derive(clap::Args)]
@@ -120,7 +120,7 @@ pub fn run(args: Args) -> Done {
     let out = match args.action {
         Action::Show { defaults: true, markdown: true, .. } => markdown(),
         Action::Show { defaults: true, .. } => config_file(),
-        Action::Show { files, json: true, .. } => json(&files.load()?.show())?,
+        Action::Show { files, json: true, .. } => pretty_json(&files.load()?.show()),
         Action::Show { files, .. } => table(&files.load()?.show(), colour()),
         Action::Check { files } => {
             let loaded = files.load()?;
@@ -137,12 +137,6 @@ pub fn run(args: Args) -> Done {
         }
     };
     printed(out)
-}
-
-fn json(settings: &[Shown]) -> Result<String, Failure> {
-    serde_json::to_string_pretty(settings)
-        .map(|text| text + "\n")
-        .map_err(|error| Failure::refused(format!("can't write JSON: {error}")))
 }
 
 /// Columns as wide as their longest cell; what is built in stands back when there is colour.

@@ -107,14 +107,14 @@ async fn embed(args: Args, format: Format) -> Done {
         for reply in parts? {
             summary.take(&reply)?;
             progress.inc(reply.texts.len() as u64);
-            writer.write(&reply.vectors()).map_err(|error| Failure::writing(to, &error))?;
+            writer.write(&reply).map_err(|error| Failure::writing(to, &error))?;
         }
     }
     progress.finish_and_clear();
     if format == Format::Npy && summary.texts == 0 {
         // A matrix without rows has its columns all the same.
         let none = caller.call_packed(0, Vec::new(), |_| None).await?;
-        writer.write(&none.vectors()).map_err(|error| Failure::writing(to, &error))?;
+        writer.write(&none).map_err(|error| Failure::writing(to, &error))?;
     }
     writer.finish().map_err(|error| Failure::writing(to, &error))?;
     if let Some(warning) = summary.warning() {

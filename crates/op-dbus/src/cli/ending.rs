@@ -7,10 +7,9 @@ use std::{io, mem, ptr};
 
 use nix::errno::Errno;
 use nix::sys::signal::{SigHandler, Signal, raise, signal};
-use tokio::runtime::Builder;
 use tokio::signal::unix::{self, SignalKind};
 
-use super::{Done, Failure, runtime};
+use super::{Done, Failure, single_threaded};
 
 /// What ends a program by itself, sent by a terminal or by who ends programs in order.
 const ENDING: [Signal; 3] = [Signal::SIGHUP, Signal::SIGINT, Signal::SIGTERM];
@@ -18,8 +17,7 @@ const ENDING: [Signal; 3] = [Signal::SIGHUP, Signal::SIGINT, Signal::SIGTERM];
 /// As [`block_on`](super::block_on), for a command that would leave something behind if a signal ended it at
 /// once: what `command` owns is dropped first, and then the signal does what it was sent for.
 pub fn block_on_and_clear<F: Future<Output = Done>>(command: F) -> Done {
-    let why = "can't start: too few files may be open; raise the limit (ulimit -n)";
-    let runtime = runtime(&mut Builder::new_current_thread(), why)?;
+    let runtime = single_threaded()?;
     let ended = runtime.block_on(async {
         let mut signals = Signals::listen()
             .map_err(|error| Failure::refused(format!("can't listen for signals: {error}")))?;

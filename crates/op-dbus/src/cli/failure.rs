@@ -7,6 +7,7 @@ use std::process::ExitCode;
 
 use op_dbus_api::about_text;
 use op_dbus_daemon::settings::Mistakes;
+use serde::Serialize;
 
 use super::Done;
 
@@ -39,11 +40,17 @@ pub fn printed(out: impl AsRef<[u8]>) -> Done {
 ///
 /// # Errors
 /// When what has a reader can't be written, as on a full disk.
-pub fn print(out: impl AsRef<[u8]>) -> io::Result<()> {
+pub fn print(out: impl AsRef<[u8]>) -> Result<(), Failure> {
     match io::stdout().write_all(out.as_ref()) {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        written => written,
+        written => written.map_err(|error| Failure::output(&error)),
     }
+}
+
+/// A value as JSON that people can read as well.
+pub fn pretty_json(value: &impl Serialize) -> String {
+    // Only a map with keys that are not text could fail, and there is none.
+    serde_json::to_string_pretty(value).unwrap_or_default() + "\n"
 }
 
 /// Why a command did not do what it was asked for.
@@ -89,14 +96,9 @@ impl Failure {
         Self::refused(format!("can't write the output{file}: {error}"))
     }
 
-    /// The same, of a call whose texts begin at number `first` of the input: the service counts
-    /// from the start of the call.
-    pub fn about_texts_from(self, first: u64) -> Self {
-        self.about_texts(first, |number| Some(format!("text {}", first.checked_add(number)?)))
-    }
-
-    /// The same, where `name` has what the text with a number in its call is called: the call may have others than
-    /// those that follow each other in the input.
+    /// The same, of a call whose texts begin at number `first` of the input, where `name` has what the text with a
+    /// number in the call is called: the service counts from the start of the call, which may have others than those
+    /// that follow each other in the input.
     pub fn about_texts(mut self, first: u64, name: impl Fn(u64) -> Option<String>) -> Self {
         if self.code == 1 {
             if let Some(sentence) = about_text(&self.message, &name) {
@@ -145,13 +147,17 @@ mod tests {
 
     #[test]
     fn texts_are_counted_from_the_start_of_the_input() {
-        let said = |sentence| Failure::refused(sentence).about_texts_from(2049).message;
-        assert_eq!(said("text 950 has 602 tokens"), "text 2999 has 602 tokens");
+        let said = |sentence: &str, first: u64| {
+            let name = |number: u64| Some(format!("text {}", first + number));
+            Failure::refused(sentence).about_texts(first, name).message
+        };
+        assert_eq!(said("text 950 has 602 tokens", 2049), "text 2999 has 602 tokens");
         let size = "the size of text 2051 in bytes with any prompt is 3, the limit is 2";
-        assert_eq!(said("the size of text 2 in bytes with any prompt is 3, the limit is 2"), size);
+        let of_call = "the size of text 2 in bytes with any prompt is 3, the limit is 2";
+        assert_eq!(said(of_call, 2049), size);
         let of_all = "in the call that begins with text 2049: the queue is full";
-        assert_eq!(said("the queue is full"), of_all);
-        assert_eq!(Failure::refused("text 3 is").about_texts_from(0).message, "text 3 is");
+        assert_eq!(said("the queue is full", 2049), of_all);
+        assert_eq!(said("text 3 is", 0), "text 3 is");
     }
 
     #[test]

@@ -46,12 +46,12 @@ pub use bulk::Bytes;
 pub use client::{Properties, Service, connect, wait};
 pub use ending::block_on_and_clear;
 pub use failure::{
-    EXIT_CODES, Failure, GATEWAY_EXIT_CODES, SERVICE_EXIT_CODES, print, printed, tell,
+    EXIT_CODES, Failure, GATEWAY_EXIT_CODES, SERVICE_EXIT_CODES, pretty_json, print, printed, tell,
 };
 pub use numbers::floats;
 pub use own_cache::instead_of as cache_instead_of;
 pub use packed::{CALL_BYTES_MAX, name_of};
-pub use texts::check as check_text;
+pub use texts::{check as check_text, decoded};
 
 /// How a command ends.
 pub type Done = Result<ExitCode, Failure>;
@@ -224,9 +224,14 @@ fn runtime(builder: &mut Builder, why: &'static str) -> Result<Runtime, Failure>
 }
 
 /// The runtime of a client command: one thread is enough to talk to a bus.
-pub fn block_on<F: Future<Output = Done>>(command: F) -> Done {
+fn single_threaded() -> Result<Runtime, Failure> {
     let why = "can't start: too few files may be open; raise the limit (ulimit -n)";
-    runtime(&mut Builder::new_current_thread(), why)?.block_on(command)
+    runtime(&mut Builder::new_current_thread(), why)
+}
+
+/// Runs a client command.
+pub fn block_on<F: Future<Output = Done>>(command: F) -> Done {
+    single_threaded()?.block_on(command)
 }
 
 #[cfg(test)]

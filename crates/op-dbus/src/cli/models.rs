@@ -4,8 +4,6 @@ mod list;
 mod name;
 mod tokenizer;
 
-use std::error::Error;
-use std::fmt;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
@@ -20,10 +18,7 @@ use op_dbus_models::{
 };
 use serde_json::json;
 
-use super::{EXIT_CODES, print};
-
-/// How a command of this module ends.
-pub(crate) type Outcome = Result<(), Box<dyn Error + Send + Sync>>;
+use super::{EXIT_CODES, Failure, print};
 
 /// Show, fetch, import, check and remove models
 #[derive(Subcommand)]
@@ -144,7 +139,7 @@ pub struct RemoveArgs {
 
 /// Does what the command says with the store in `model_dir`; results on standard output (as JSON
 /// when `json`), progress on standard error.
-pub fn run(command: ModelsCommand, model_dir: &Path, json: bool) -> Outcome {
+pub fn run(command: ModelsCommand, model_dir: &Path, json: bool) -> Result<(), Failure> {
     let store = Store::open(model_dir);
     match command {
         ModelsCommand::List => list::run(&store, json),
@@ -155,33 +150,21 @@ pub fn run(command: ModelsCommand, model_dir: &Path, json: bool) -> Outcome {
     }
 }
 
-/// What of a command line does not go together.
-#[derive(Debug)]
-pub(super) struct Usage(&'static str);
-
-impl fmt::Display for Usage {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.0)
-    }
-}
-
-impl Error for Usage {}
-
 impl SourceArgs {
     /// The sources to try, in order.
-    pub(super) fn sources(&self) -> Result<Vec<Source>, Usage> {
+    pub(super) fn sources(&self) -> Result<Vec<Source>, Failure> {
         let allowed = |name| self.only.is_empty() || self.only.contains(&name);
         let mut sources = Vec::new();
         match &self.from {
             Some(path) if allowed(SourceName::Folder) => sources.push(Source::Folder(path.clone())),
             Some(_) => {
-                return Err(Usage(
+                return Err(Failure::usage(
                     "--from PATH needs the source `folder`, which --source leaves out; add it or \
                      drop --from",
                 ));
             }
             None if self.only.contains(&SourceName::Folder) => {
-                return Err(Usage("the source `folder` needs --from PATH"));
+                return Err(Failure::usage("the source `folder` needs --from PATH"));
             }
             None => (),
         }
@@ -191,7 +174,7 @@ impl SourceArgs {
     }
 }
 
-fn pull(store: &Store, args: &PullArgs, json: bool) -> Outcome {
+fn pull(store: &Store, args: &PullArgs, json: bool) -> Result<(), Failure> {
     let progress = Progress::stderr();
     let convert = |onnx: &Path| -> Result<Vec<u8>, HookError> {
         Ok(op_dbus_graph::export::onnx_to_safetensors(&std::fs::read(onnx)?)?)
@@ -213,7 +196,7 @@ fn pull(store: &Store, args: &PullArgs, json: bool) -> Outcome {
     Ok(())
 }
 
-fn import(store: &Store, args: &ImportArgs, json: bool) -> Outcome {
+fn import(store: &Store, args: &ImportArgs, json: bool) -> Result<(), Failure> {
     let name = match &args.name {
         Some(name) => name.clone(),
         None => name::of(&args.path)?,
@@ -298,7 +281,7 @@ fn sides(port: &Port) -> Option<Vec<i64>> {
     Some(shape.iter().map(side).collect())
 }
 
-fn verify(store: &Store, mut names: Vec<String>, json: bool) -> Outcome {
+fn verify(store: &Store, mut names: Vec<String>, json: bool) -> Result<(), Failure> {
     if names.is_empty() {
         readable(store)?;
         names = store.names();
@@ -306,7 +289,7 @@ fn verify(store: &Store, mut names: Vec<String>, json: bool) -> Outcome {
     if names.is_empty() {
         let (dir, here) = (store.dir(), named(store.dir()));
         let none = format!("no model is installed in {}", dir.display());
-        return Err(format!("{none}; type `op-dbus models list{here}`").into());
+        return Err(Failure::refused(format!("{none}; type `op-dbus models list{here}`")));
     }
     let mut failures = Vec::new();
     for name in names {
@@ -315,17 +298,18 @@ fn verify(store: &Store, mut names: Vec<String>, json: bool) -> Outcome {
             Err(error) => failures.push(error.to_string()),
         }
     }
-    if failures.is_empty() { Ok(()) } else { Err(failures.join("\n").into()) }
+    if failures.is_empty() { Ok(()) } else { Err(Failure::refused(failures.join("\n"))) }
 }
 
 /// Refuses a store that is not there, or is no folder.
-fn readable(store: &Store) -> Result<(), String> {
+fn readable(store: &Store) -> Result<(), Failure> {
     let dir = store.dir();
-    let told = |error| format!("the model store {} can't be read: {error}", dir.display());
-    std::fs::read_dir(dir).map(drop).map_err(told)
+    std::fs::read_dir(dir).map(drop).map_err(|error| {
+        Failure::refused(format!("the model store {} can't be read: {error}", dir.display()))
+    })
 }
 
-fn remove(store: &Store, names: &[String], json: bool) -> Outcome {
+fn remove(store: &Store, names: &[String], json: bool) -> Result<(), Failure> {
     let mut found: Vec<String> = Vec::new();
     for name in names {
         let name = store.removable(name)?;
@@ -350,7 +334,7 @@ fn remove(store: &Store, names: &[String], json: bool) -> Outcome {
 }
 
 /// One line about a model that something was done with.
-fn tell(model: &Model, done: &str, json: bool) -> Outcome {
+fn tell(model: &Model, done: &str, json: bool) -> Result<(), Failure> {
     if json {
         let line = json!({
             "name": model.name,
@@ -360,10 +344,10 @@ fn tell(model: &Model, done: &str, json: bool) -> Outcome {
             "bytes": model.bytes(),
             "space": model.vector_space(),
         });
-        return Ok(print(format!("{line}\n"))?);
+        return print(format!("{line}\n"));
     }
     let size = megabytes(model.bytes());
-    Ok(print(format!("{}: {done} ({size}, {} dimensions)\n", model.name, model.dimensions))?)
+    print(format!("{}: {done} ({size}, {} dimensions)\n", model.name, model.dimensions))
 }
 
 pub(crate) fn megabytes(bytes: u64) -> String {

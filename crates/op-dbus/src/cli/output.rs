@@ -9,6 +9,7 @@ use op_dbus_daemon::bus::encoding::Encoding;
 use op_dbus_daemon::npy;
 
 use super::numbers::Number;
+use super::packed::Reply;
 use super::terminal::{Colour, paint, printable};
 use super::unnamed::{self, Unnamed};
 
@@ -31,21 +32,6 @@ pub enum Format {
     Json,
     /// One NumPy matrix.
     Npy,
-}
-
-/// The vectors of one call, in the order of its texts.
-#[derive(Debug)]
-pub struct Vectors<'a> {
-    /// Number of the first text, over all calls.
-    pub first: u64,
-    pub texts: &'a [String],
-    /// Row-major, a row for each text.
-    pub bytes: &'a [u8],
-    pub encoding: Encoding,
-    pub dimensions: usize,
-    /// Positions in this call of the texts that were longer than the model reads, ascending.
-    pub truncated: &'a [u32],
-    pub space: &'a str,
 }
 
 /// A file that begins with room for an npy header.
@@ -100,17 +86,17 @@ impl Writer {
     }
 
     /// Writes the vectors of one call and hands them on.
-    pub fn write(&mut self, vectors: &Vectors<'_>) -> io::Result<()> {
+    pub fn write(&mut self, reply: &Reply) -> io::Result<()> {
         if let Format::Table { colour, .. } = self.format
             && self.rows == 0
         {
             let heading = format!("{:>6}  {:>6}  {:<38}  text", "index", "norm", "vector");
             writeln!(self.out, "{}", paint(heading, Colour::Faint, colour))?;
         }
-        self.dimensions = vectors.dimensions;
-        self.encoding = vectors.encoding;
-        for position in 0..vectors.texts.len() {
-            self.row(vectors, position)?;
+        self.dimensions = reply.dimensions;
+        self.encoding = reply.encoding;
+        for position in 0..reply.texts.len() {
+            self.row(reply, position)?;
             self.rows += 1;
         }
         match &mut self.matrix {
@@ -119,16 +105,16 @@ impl Writer {
         }
     }
 
-    fn row(&mut self, vectors: &Vectors<'_>, position: usize) -> io::Result<()> {
-        let encoding = vectors.encoding;
-        let length = encoding.row_bytes(vectors.dimensions);
-        let row = &vectors.bytes[position * length..(position + 1) * length];
+    fn row(&mut self, reply: &Reply, position: usize) -> io::Result<()> {
+        let encoding = reply.encoding;
+        let length = encoding.row_bytes(reply.dimensions);
+        let row = &reply.bytes[position * length..(position + 1) * length];
         let numbers = || Number::of(row, encoding);
-        let index = vectors.first + position as u64;
-        let truncated = vectors.truncated.binary_search(&(position as u32)).is_ok();
+        let index = reply.first + position as u64;
+        let truncated = reply.truncated.binary_search(&(position as u32)).is_ok();
         match self.format {
             Format::Table { colour, in_chunks } => {
-                let line = table_row(index, &numbers(), &vectors.texts[position]);
+                let line = table_row(index, &numbers(), &reply.texts[position]);
                 let mark = match (truncated, in_chunks) {
                     (false, _) => String::new(),
                     (true, false) => paint("  (cut)", Colour::Doubtful, colour),
@@ -139,7 +125,7 @@ impl Writer {
             Format::Plain => separated(&mut self.out, &numbers(), " "),
             Format::Csv => separated(&mut self.out, &numbers(), ","),
             Format::Json => {
-                let line = JsonLine { index, truncated, space: vectors.space, vector: numbers() };
+                let line = JsonLine { index, truncated, space: &reply.space, vector: numbers() };
                 serde_json::to_writer(&mut self.out, &line)?;
                 self.out.write_all(b"\n")
             }
@@ -246,6 +232,8 @@ mod tests {
     use std::os::unix::fs::{MetadataExt, PermissionsExt};
     use std::sync::{Arc, Mutex};
 
+    use op_dbus_api::Info;
+
     use super::super::cut::{Cut, Truncate};
     use super::*;
 
@@ -264,16 +252,13 @@ mod tests {
     /// The vectors of two calls.
     fn write(writer: &mut Writer) {
         for first in [0, 2] {
-            let vectors = Vectors {
-                first,
-                texts: &["one".to_owned(), "t\x1bwo".to_owned()],
-                bytes: &[0.6_f32, 0.8, -1.0, 1e-7].map(f32::to_le_bytes).concat(),
-                encoding: Encoding::F32,
-                dimensions: 2,
-                truncated: &[1],
-                space: "ab-f32",
-            };
-            writer.write(&vectors).unwrap();
+            let texts = ["one", "t\x1bwo"].map(str::to_owned).to_vec();
+            let bytes = [0.6_f32, 0.8, -1.0, 1e-7].map(f32::to_le_bytes).concat();
+            let vectors = (bytes.into(), Encoding::F32);
+            let (space, truncated) = ("ab-f32".to_owned(), vec![1]);
+            let info = Info { space, truncated, ..Info::default() };
+            let reply = Reply::new((first, texts), vectors, (2, 2), info).unwrap();
+            writer.write(&reply).unwrap();
         }
     }
 

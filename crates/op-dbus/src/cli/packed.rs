@@ -9,7 +9,6 @@ use zbus::Variant;
 
 use super::cut::{Cut, Truncate};
 use super::numbers::{encodings, floats};
-use super::output::Vectors;
 use super::texts::CallLimits;
 use super::{Bytes, Failure, Properties};
 
@@ -132,6 +131,7 @@ pub struct Reply {
     pub bytes: Bytes,
     pub encoding: Encoding,
     pub dimensions: usize,
+    /// Positions in this call of the texts that were longer than the model reads, ascending.
     pub truncated: Vec<u32>,
     pub space: String,
     pub model: String,
@@ -217,19 +217,6 @@ impl Reply {
         let mut rows = values.chunks_exact(self.dimensions.max(1));
         let last = rows.next_back().unwrap_or_default();
         rows.map(|row| cosine(row, last)).collect()
-    }
-
-    /// The vectors for a writer.
-    pub fn vectors(&self) -> Vectors<'_> {
-        Vectors {
-            first: self.first,
-            texts: &self.texts,
-            bytes: &self.bytes,
-            encoding: self.encoding,
-            dimensions: self.dimensions,
-            truncated: &self.truncated,
-            space: &self.space,
-        }
     }
 }
 

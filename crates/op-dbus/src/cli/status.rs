@@ -76,6 +76,12 @@ pub(super) fn computes(provider: &str, engine: [&str; 2], precision: &str) -> St
     }
 }
 
+/// A level, its model and what that takes and gives.
+pub(super) fn serves(level: &str, model: &str, dimensions: u64, max_input_tokens: u64) -> String {
+    let level = if level.is_empty() { "imported" } else { level };
+    format!("{level} ({model}: {dimensions} dimensions, {max_input_tokens} tokens a text)")
+}
+
 /// The page for people. What the service does not tell is left out.
 struct Report<'a> {
     all: &'a Value,
@@ -130,10 +136,8 @@ impl Report<'_> {
         if model.is_empty() {
             return level.to_owned();
         }
-        let (dimensions, tokens) =
-            (self.number("status", "dimensions"), self.number("status", "max_input_tokens"));
-        let level = if level.is_empty() { "imported" } else { level };
-        format!("{level} ({model}: {dimensions} dimensions, {tokens} tokens a text)")
+        let number = |key| self.number("status", key);
+        serves(level, model, number("dimensions"), number("max_input_tokens"))
     }
 
     fn computes(&self) -> String {

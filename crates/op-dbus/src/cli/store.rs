@@ -1,14 +1,13 @@
 //! `op-dbus models` and `op-dbus runtime`: which store is meant, and how their errors end.
 
 use std::collections::BTreeMap;
-use std::io;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use op_dbus_daemon::settings::{Settings, Sources};
 use op_dbus_models::Error;
 
-use super::models::{self, ModelsCommand, Outcome, Usage};
+use super::models::{self, ModelsCommand};
 use super::runtime::{self, RuntimeCommand};
 use super::terminal::{Colour, paint};
 use super::{Done, EXIT_CODES, Failure};
@@ -43,11 +42,13 @@ pub struct RuntimeArgs {
 }
 
 pub fn run_models(args: ModelsArgs) -> Done {
-    ended(models::run(args.command, &args.store.model_dir()?, args.store.json))
+    models::run(args.command, &args.store.model_dir()?, args.store.json)?;
+    Ok(ExitCode::SUCCESS)
 }
 
 pub fn run_runtime(args: RuntimeArgs) -> Done {
-    ended(runtime::run(args.command, &args.store.model_dir()?, args.store.json))
+    runtime::run(args.command, &args.store.model_dir()?, args.store.json)?;
+    Ok(ExitCode::SUCCESS)
 }
 
 impl StoreArgs {
@@ -91,23 +92,13 @@ pub(super) fn painted(state: &str, colour: bool) -> String {
     paint(state, shade, colour)
 }
 
-/// Whether it is the command line that is wrong.
-fn is_usage(error: &(dyn std::error::Error + 'static)) -> bool {
-    let unknown = matches!(
-        error.downcast_ref::<Error>(),
-        Some(Error::Unknown { .. } | Error::UnknownProvider { .. })
-    );
-    unknown || error.is::<Usage>()
-}
-
-fn ended(outcome: Outcome) -> Done {
-    match outcome {
-        Ok(()) => Ok(ExitCode::SUCCESS),
-        Err(error) => Err(match (error.downcast_ref::<io::Error>(), is_usage(&*error)) {
-            (Some(error), _) => Failure::output(error),
-            (None, true) => Failure::usage(error.to_string()),
-            (None, false) => Failure::refused(error.to_string()),
-        }),
+/// What a store refuses. A name that nobody knows is a mistake of the command line.
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::Unknown { .. } | Error::UnknownProvider { .. } => Self::usage(error.to_string()),
+            _ => Self::refused(error.to_string()),
+        }
     }
 }
 

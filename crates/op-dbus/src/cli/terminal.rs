@@ -107,14 +107,6 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_grouped() {
-        assert_eq!(grouped(7), "7");
-        assert_eq!(grouped(1_234), "1,234");
-        assert_eq!(grouped(100_000), "100,000");
-        assert_eq!(grouped(1_234_567), "1,234,567");
-    }
-
-    #[test]
     fn durations_show_two_units() {
         assert_eq!(since(0), "0 s");
         assert_eq!(since(59), "59 s");

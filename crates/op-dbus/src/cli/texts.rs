@@ -212,17 +212,22 @@ fn feed_lines(
         let text = line.strip_suffix(b"\n").unwrap_or(&line);
         let text = text.strip_suffix(b"\r").unwrap_or(text);
         check_length(text.len(), text_bytes_max, &place)?;
-        let text = String::from_utf8(text.to_vec()).map_err(|_| {
-            Failure::refused(format!(
-                "{place}: not UTF-8 text; leave such bytes out with `iconv -c -f UTF-8 -t UTF-8`"
-            ))
-        })?;
-        check(&text, text_bytes_max, &place)?;
-        if !outgoing.send(text) {
+        let text = decoded(text, &place)?;
+        check(text, text_bytes_max, &place)?;
+        if !outgoing.send(text.to_owned()) {
             break;
         }
     }
     Ok(())
+}
+
+/// The text of a line's bytes.
+pub fn decoded<'a>(line: &'a [u8], place: &str) -> Result<&'a str, Failure> {
+    std::str::from_utf8(line).map_err(|_| {
+        Failure::refused(format!(
+            "{place}: not UTF-8 text; leave such bytes out with `iconv -c -f UTF-8 -t UTF-8`"
+        ))
+    })
 }
 
 /// What the bus or the service would refuse, refused with the place it stands at.

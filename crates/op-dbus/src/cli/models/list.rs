@@ -1,14 +1,13 @@
 //! `op-dbus models list`: the built-in models and the imported ones, and the state of each.
 
-use std::io::Write;
-
 use op_dbus_models::{Level, Model, Store, manifest};
 use serde::Serialize;
+use serde_json::json;
 
 use super::super::store::{looked, painted};
-use super::super::tell;
 use super::super::terminal::{Colour, colour, paint};
-use super::{Outcome, megabytes, readable};
+use super::super::{Failure, print, tell};
+use super::{megabytes, readable};
 
 /// One line of `list`.
 #[derive(Serialize)]
@@ -22,18 +21,16 @@ struct Row {
     reason: Option<String>,
 }
 
-pub(super) fn run(store: &Store, json: bool) -> Outcome {
+pub(super) fn run(store: &Store, json: bool) -> Result<(), Failure> {
     match readable(store) {
         // Before the first model is installed there is no folder, unless its name is mistyped.
-        Err(sentence) if !store.dir().exists() => tell(sentence),
+        Err(failure) if !store.dir().exists() => tell(failure.message()),
         looked => looked?,
     }
     let rows = rows(store);
-    let mut out = std::io::stdout().lock();
     if json {
         // By way of values, whose keys have an order of their own.
-        writeln!(out, "{:#}", serde_json::to_value(&rows)?)?;
-        return Ok(());
+        return print(format!("{:#}\n", json!(rows)));
     }
     let width = rows.iter().map(|row| row.name.len()).max().unwrap_or(0).max(4);
     let colour = colour();
@@ -41,24 +38,23 @@ pub(super) fn run(store: &Store, json: bool) -> Outcome {
         "{:<width$}  {:<6}  {:>10}  {:>10}  {:>8}  state",
         "name", "level", "dimensions", "max tokens", "size"
     );
-    writeln!(out, "{}", paint(heading, Colour::Faint, colour))?;
+    let mut out = paint(heading, Colour::Faint, colour) + "\n";
     for row in &rows {
         let level = row.level.map_or("-", Level::as_str);
         let number = |n: Option<usize>| n.map_or_else(|| "-".to_owned(), |n| n.to_string());
         let size = row.bytes.map_or_else(|| "-".to_owned(), megabytes);
-        writeln!(
-            out,
-            "{:<width$}  {level:<6}  {:>10}  {:>10}  {size:>8}  {}",
+        out.push_str(&format!(
+            "{:<width$}  {level:<6}  {:>10}  {:>10}  {size:>8}  {}\n",
             row.name,
             number(row.dimensions),
             number(row.max_input_tokens),
             painted(row.state, colour)
-        )?;
+        ));
     }
     for reason in rows.iter().filter_map(|row| row.reason.as_ref()) {
-        writeln!(out, "{reason}")?;
+        out.push_str(&format!("{reason}\n"));
     }
-    Ok(())
+    print(out)
 }
 
 /// The built-in models, lowest level first, then the imported ones.

@@ -1,11 +1,14 @@
 //! The name of a model that is imported without one.
 
-use std::error::Error;
 use std::path::Path;
 
+use super::super::Failure;
+
 /// The last folder or file name of the path, in lower case and without its ending.
-pub fn of(path: &Path) -> Result<String, Box<dyn Error + Send + Sync>> {
-    let fail = |error: std::io::Error| format!("cannot read {}: {error}", path.display());
+pub fn of(path: &Path) -> Result<String, Failure> {
+    let fail = |error: std::io::Error| {
+        Failure::refused(format!("cannot read {}: {error}", path.display()))
+    };
     let is_folder = std::fs::metadata(path).map_err(fail)?.is_dir();
     // What a link is called, whatever it leads to.
     let path = match path.ends_with("..") {
@@ -15,7 +18,9 @@ pub fn of(path: &Path) -> Result<String, Box<dyn Error + Send + Sync>> {
     let path = path.map_err(fail)?;
     let name = if is_folder { path.file_name() } else { path.file_stem() };
     let name = name.map(|name| name.to_string_lossy().to_lowercase());
-    name.ok_or_else(|| format!("{} has no name to use; add --name", path.display()).into())
+    name.ok_or_else(|| {
+        Failure::refused(format!("{} has no name to use; add --name", path.display()))
+    })
 }
 
 #[cfg(test)]
@@ -40,8 +45,8 @@ mod tests {
         ] {
             assert_eq!(of(&root.join(path)).unwrap(), name, "{path}");
         }
-        let message = of(&root.join("none")).unwrap_err().to_string();
-        assert!(message.starts_with("cannot read "), "{message}");
+        let refused = of(&root.join("none")).unwrap_err();
+        assert!(refused.message().starts_with("cannot read "), "{refused:?}");
         assert!(of(Path::new("/")).is_err());
     }
 }

@@ -1,6 +1,5 @@
 //! `op-dbus runtime list`: the providers that have a library, and the state of each.
 
-use std::io::Write;
 use std::path::PathBuf;
 
 use op_dbus_models::RuntimeStore;
@@ -10,7 +9,7 @@ use serde_json::{Value, json};
 use super::super::models::megabytes;
 use super::super::store::{looked, painted};
 use super::super::terminal::{Colour, colour, paint};
-use super::Outcome;
+use super::super::{Failure, print};
 
 /// One line of `list`.
 struct Row {
@@ -21,38 +20,35 @@ struct Row {
     reason: Option<String>,
 }
 
-pub(super) fn run(store: &RuntimeStore, json: bool) -> Outcome {
+pub(super) fn run(store: &RuntimeStore, json: bool) -> Result<(), Failure> {
     let rows = rows(store);
-    let mut out = std::io::stdout().lock();
     if json {
-        let rows: Vec<_> = rows.iter().map(Row::json).collect();
-        writeln!(out, "{}", serde_json::to_string_pretty(&rows)?)?;
-        return Ok(());
+        let rows: Value = rows.iter().map(Row::json).collect();
+        return print(format!("{rows:#}\n"));
     }
     let title = |row: &Row| format!("{} {}", row.library.package, row.library.version);
     let width = rows.iter().map(|row| title(row).len()).max().unwrap_or(0);
     let colour = colour();
     let heading = format!("{:<8}  {:<width$}  {:>8}  state", "provider", "library", "size");
-    writeln!(out, "{}", paint(heading, Colour::Faint, colour))?;
+    let mut out = paint(heading, Colour::Faint, colour) + "\n";
     for row in &rows {
         let size = row.bytes().map_or_else(|| "-".to_owned(), megabytes);
         let path = row.path.as_ref().map(|path| format!("  {}", path.display()));
-        writeln!(
-            out,
-            "{:<8}  {:<width$}  {size:>8}  {}{}",
+        out.push_str(&format!(
+            "{:<8}  {:<width$}  {size:>8}  {}{}\n",
             row.provider.name,
             title(row),
             painted(row.state, colour),
             path.unwrap_or_default()
-        )?;
+        ));
     }
     let mut reasons: Vec<_> = rows.iter().filter_map(|row| row.reason.as_ref()).collect();
     // Providers that share a library share what is wrong with it.
     reasons.dedup();
     for reason in reasons {
-        writeln!(out, "{reason}")?;
+        out.push_str(&format!("{reason}\n"));
     }
-    Ok(())
+    print(out)
 }
 
 /// The providers in the manifest's order.

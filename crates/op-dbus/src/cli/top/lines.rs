@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span};
 
-use super::super::status::{computes, state_colour};
+use super::super::status::{computes, serves, state_colour};
 use super::super::terminal::{
     Colour, counted, grouped, milliseconds, paint, printable, since as passed,
 };
@@ -75,18 +75,12 @@ impl View<'_> {
             self.span(state, shade),
             Span::raw(format!(" for {}, process {}", passed(time.as_secs()), status.pid)),
         ])];
-        let level = if status.level.is_empty() { "imported" } else { &status.level };
         if status.model.is_empty() {
             lines.push(Line::from(printable(&status.status, SENTENCE_CHARS)));
             return lines;
         }
-        lines.push(Line::from(printable(
-            &format!(
-                "{level} ({}: {} dimensions, {} tokens a text)",
-                status.model, status.dimensions, status.max_input_tokens
-            ),
-            SENTENCE_CHARS,
-        )));
+        let line = serves(&status.level, &status.model, status.dimensions, status.max_input_tokens);
+        lines.push(Line::from(printable(&line, SENTENCE_CHARS)));
         let engine = [status.engine.as_str(), status.isa.as_str()];
         let line = computes(&status.provider, engine, &status.precision);
         lines.push(Line::from(printable(&line, SENTENCE_CHARS)));

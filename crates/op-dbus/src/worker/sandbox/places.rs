@@ -202,15 +202,10 @@ fn nodes_in(folder: &Path, prefixes: &[&str]) -> Vec<PathBuf> {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
+    use std::process::Command;
 
     use super::*;
-
-    #[derive(Parser)]
-    struct Line {
-        #[command(flatten)]
-        args: Args,
-    }
+    use crate::worker::read;
 
     fn args(provider: &str, engine: &str, more: &[&str]) -> Args {
         let line = format!(
@@ -218,7 +213,7 @@ mod tests {
              --runtime /bin/sh --cpu-engine {engine} --cpu-isa auto --provider {provider} --precision auto \
              --batch-tokens-max 512 --batch-rows-max 512"
         );
-        Line::try_parse_from(line.split(' ').chain(more.iter().copied())).unwrap().args
+        read(Command::new("op-dbus").args(line.split(' ')).args(more)).unwrap()
     }
 
     fn places(provider: &str, engine: &str) -> Places {
