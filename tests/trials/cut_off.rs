@@ -127,16 +127,17 @@ impl Load {
         Ok(())
     }
 
-    /// The requests that have ended since the last were asked for, and more until they are `least`.
-    async fn next(&mut self, least: usize) -> Outcome<Requests> {
+    /// The requests that have ended since the last were asked for, and so many `more` that end from now on: what was
+    /// waited for meanwhile may have taken as long as all of those.
+    async fn next(&mut self, more: usize) -> Outcome<Requests> {
         let mut requests = mem::take(&mut self.start);
-        while requests.count() < least {
+        while let Ok(ended) = self.ended.try_recv() {
+            requests.add(&ended);
+        }
+        for _ in 0..more {
             let Some(ended) = within("a request's end", self.ended.recv()).await? else {
                 return Err(format!("the client has ended: {}", self.process.stderr()).into());
             };
-            requests.add(&ended);
-        }
-        while let Ok(ended) = self.ended.try_recv() {
             requests.add(&ended);
         }
         Ok(requests)
@@ -176,7 +177,7 @@ struct Phase {
 
 /// Three gateways behind HAProxy: one is cut off, one is killed, one is stopped; each comes back.
 pub async fn fleet_cut_off(size: Size) -> Outcome {
-    let least = size.of(150, 2_000);
+    let each = size.of(150, 2_000);
     let lan = Lan::new().await?;
     let mut nodes = Vec::new();
     for number in 1..=NODES {
@@ -189,7 +190,7 @@ pub async fn fleet_cut_off(size: Size) -> Outcome {
     load.warm().await?;
     let (mut phases, mut shares) = (Vec::new(), Vec::new());
     let mut phase = async |name, load: &mut Load| {
-        let requests = load.next(least).await?;
+        let requests = load.next(each).await?;
         phases.push(Phase { name, requests });
         Outcome::Ok(())
     };

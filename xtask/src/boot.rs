@@ -123,7 +123,9 @@ fn index() -> Result<PathBuf, String> {
     let folder = index.join(WHEEL_FOLDER);
     if !folder.read_dir().is_ok_and(|mut wheels| wheels.next().is_some()) {
         let words = ["-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", WHEEL];
-        shell::run(shell::program("python3", &words).arg("--dest").arg(&folder))?;
+        let mut pip = shell::program("python3", &words);
+        pip.arg("--dest").arg(&folder);
+        shell::fetch(|| shell::run(&mut pip))?;
     }
     Ok(index)
 }

@@ -83,10 +83,15 @@ pub fn ensure(needs: &[&[Need]]) -> Outcome {
         ));
     }
     println!("installing {}", packages.join(" "));
-    apt(&["update"])?;
     let mut install = vec!["install", "-y", "--no-install-recommends"];
     install.extend(&packages);
-    apt(&install)
+    shell::fetch(|| {
+        // A source of packages that are none of these may be what fails.
+        if let Err(message) = apt(&["update"]) {
+            println!("{message}");
+        }
+        apt(&install)
+    })
 }
 
 /// Installs Python packages with pip, which `words` tell where to, unless the same were installed there by the same
@@ -119,13 +124,15 @@ pub fn pip(folder: &Path, words: &[&str], packages: &[&str]) -> Outcome {
 pub fn python(name: &str, words: &[&str], packages: &[&str]) -> Result<PathBuf, String> {
     let folder = shell::root().join("target").join(name);
     let target = folder.display().to_string();
-    pip(&folder, &[&["install", "--target", &target], words].concat(), packages)?;
+    let words = [&["install", "--target", &target], words].concat();
+    shell::fetch(|| pip(&folder, &words, packages))?;
     Ok(folder)
 }
 
 fn apt(args: &[&str]) -> Outcome {
+    // What else a machine installs in its first minutes holds the lock for as long as that takes.
     shell::run(
-        shell::program("apt-get", &["-qq"])
+        shell::program("apt-get", &["-qq", "-o", "DPkg::Lock::Timeout=300"])
             .args(args)
             .env("DEBIAN_FRONTEND", "noninteractive")
             .stdout(Stdio::null()),

@@ -3,6 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Mutex;
+use std::thread::sleep;
+use std::time::Duration;
 
 use serde_json::Value;
 
@@ -11,6 +13,10 @@ pub type Outcome = Result<(), String>;
 
 /// Names the folder in which cargo builds.
 pub const TARGET: &str = "CARGO_TARGET_DIR";
+
+/// How often what fetches is begun in all, and how long after it has failed.
+const TRIES: usize = 3;
+const PAUSE: Duration = Duration::from_secs(10);
 
 /// What was passed over since the start, a line each.
 static SKIPS: Mutex<Vec<String>> = Mutex::new(Vec::new());
@@ -66,7 +72,22 @@ pub fn need_cargo_command(name: &str, version: Option<&str>, time: &str) -> Outc
     let mut install = cargo(&["install", "--locked", "--quiet", &format!("cargo-{name}")]);
     // Of a build that is not ours nothing is to be left here.
     install.env_remove(TARGET);
-    run(install.args(version.iter().flat_map(|version| ["--version", version])))
+    install.args(version.iter().flat_map(|version| ["--version", version]));
+    fetch(|| run(&mut install))
+}
+
+/// Does what fetches from others, and again where it has failed: a server that was busy, or a download that broke
+/// off, is no reason to do without.
+///
+/// # Errors
+/// The last failure, after each try has had one.
+pub fn fetch(mut once: impl FnMut() -> Outcome) -> Outcome {
+    for _ in 1..TRIES {
+        let Err(message) = once() else { return Ok(()) };
+        println!("{message}; it is tried again in {} s", PAUSE.as_secs());
+        sleep(PAUSE);
+    }
+    once()
 }
 
 /// Runs to the end, with our own output streams.

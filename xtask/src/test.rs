@@ -111,7 +111,7 @@ pub fn fetch_store() -> Result<PathBuf, String> {
     for words in [&["models", "pull", "all"][..], &["runtime", "pull"], &ggml, &openvino, &webgpu] {
         let mut pull = program(&program_path, words);
         pull.arg("--model-dir").arg(store.join("models"));
-        if let Err(message) = shell::run(&mut pull) {
+        if let Err(message) = shell::fetch(|| shell::run(&mut pull)) {
             println!("{message}; the tests that need it will be skipped");
         }
     }
@@ -153,7 +153,7 @@ fn fetch_python_packages() -> PathBuf {
     let mut venv = program("python3", &["-m", "venv", "--without-pip"]);
     let words = ["--python", &python, "install"];
     let made = shell::run(venv.arg(&folder))
-        .and_then(|()| packages::pip(&folder, &words, PYTHON_PACKAGES));
+        .and_then(|()| shell::fetch(|| packages::pip(&folder, &words, PYTHON_PACKAGES)));
     if let Err(message) = made {
         println!(
             "{message}; the tests of the Python package have what was there before, or are skipped"

@@ -75,10 +75,10 @@ impl Container {
         let pid = container.nspawn.id();
         container.until("the first process", |container| {
             let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
-            let mut children = children.unwrap_or_default();
-            children.truncate(children.trim_end().len());
-            container.init = children;
-            Ok(!container.init.is_empty() && !container.init.contains(' '))
+            let children = children.unwrap_or_default();
+            let first = children.split_whitespace().find(|child| is_first_inside(child));
+            container.init = first.unwrap_or_default().to_owned();
+            Ok(first.is_some())
         })?;
         container.until("the system to run", |container| {
             let state = container.command("root", &["systemctl", "is-system-running"]).output();
@@ -137,7 +137,8 @@ impl Container {
 
     /// Ends the system as its user would.
     pub fn power_off(mut self) -> Outcome {
-        self.run(&["systemctl", "poweroff"])?;
+        // Whoever asks for it may be ended with everybody else before the answer is read.
+        self.attempt("root", &["systemctl", "poweroff"])?;
         self.until("the system to end", |container| {
             Ok(container.nspawn.try_wait().is_ok_and(|status| status.is_some()))
         })
@@ -197,6 +198,15 @@ impl Drop for Container {
         let _ = self.nspawn.kill();
         let _ = self.nspawn.wait();
     }
+}
+
+/// Whether a process is the first of a system of its own. nspawn's own one, which makes the namespaces and is gone a
+/// moment later, is a child as well, and for that moment the only one.
+fn is_first_inside(process: &str) -> bool {
+    let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
+    // Its number here, and in each namespace below.
+    let mut numbers = status.lines().filter_map(|line| line.strip_prefix("NSpid:"));
+    numbers.any(|numbers| numbers.split_whitespace().skip(1).last() == Some("1"))
 }
 
 /// Why this machine has no containers, if so: one program runs in one, without a system.

@@ -197,7 +197,8 @@ fn watchdog(container: &mut Container) -> Outcome {
     container.until_says(&["sh", "-c", restarted], "restarted")?;
     container.script("rm -r /run/systemd/system/op-dbus.service.d; systemctl daemon-reload")?;
     embeds(container)?;
-    says(&container.run(&["journalctl", "-u", "op-dbus", "-o", "cat"])?, "Watchdog timeout")
+    let said = container.script("journalctl --sync; journalctl -u op-dbus -o cat")?;
+    says(&said, "Watchdog timeout")
 }
 
 fn journal(container: &mut Container) -> Outcome {

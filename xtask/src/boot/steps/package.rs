@@ -80,16 +80,16 @@ fn pull(container: &mut Container) -> Outcome {
     container.script("systemctl stop index; rm /etc/pip.conf").map(drop)
 }
 
-/// Somebody calls all the while: whoever calls in the moment of the restart waits for it. The models lie where
-/// they can only be read.
+/// Somebody calls all the while, and once more when all is done: whoever calls in the moment of the restart waits for
+/// it. The models lie where they can only be read.
 pub fn upgrade(container: &mut Container) -> Outcome {
     let before = (main_pid(container)?, version(container)?);
     let call = format!("dbus-send --system --print-reply --reply-timeout=30000 --dest={NAME}");
     let caller = container.begin(
         "nobody",
         &format!(
-            "until test -e {UPGRADED}; do \
-             {call} {OBJECT} {EMBEDDER}.Embed string:{TEXT} 2>&1 | head -n 1; touch /tmp/called; done"
+            "call() {{ {call} {OBJECT} {EMBEDDER}.Embed string:{TEXT} 2>&1 | head -n 1; }}; \
+             until test -e {UPGRADED}; do call; touch /tmp/called; done; call"
         ),
     )?;
     // Its shell may be slow to start.
@@ -145,10 +145,13 @@ pub fn purge(container: &mut Container) -> Outcome {
          printf '[Service]\\nEnvironment=HF_ENDPOINT=http://127.0.0.1:8001\\n' > \
              /run/systemd/system/op-dbus-models@.service.d/silent.conf; systemctl daemon-reload; \
          systemd-run --quiet --unit=silent python3 -c \
-             'import socket; s = socket.create_server((\"127.0.0.1\", 8001)); first = s.accept(); \
-              open(\"/run/fetching\", \"x\"); list(iter(s.accept, None))'; \
-         systemctl start --no-block op-dbus-models@high",
+             'import socket; s = socket.create_server((\"127.0.0.1\", 8001)); \
+              open(\"/run/listening\", \"x\"); first = s.accept(); \
+              open(\"/run/fetching\", \"x\"); list(iter(s.accept, None))'",
     )?;
+    // Whoever finds nobody there goes on to the next source.
+    container.until_says(&["ls", "/run"], "listening")?;
+    container.run(&["systemctl", "start", "--no-block", "op-dbus-models@high"])?;
     container.until_says(&["ls", "/run"], "fetching")?;
     let caller = container.begin(
         "nobody",
