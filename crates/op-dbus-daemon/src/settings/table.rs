@@ -233,7 +233,9 @@ pub const ROWS: &[Row] = &[
         default: "off",
         doc: "Whether the CPU computes beside an accelerator. With `auto` each batch goes where it \
               will be done first, by what batches cost on either and what waits; each reply \
-              names what computed it. Of no effect where the CPU serves alone.",
+              names what computed it. Where the accelerator is lost and nothing takes its place the \
+              CPU goes on alone, also where `fallback` is `none`. Of no effect where the CPU serves \
+              alone.",
         ..Row::of(Group::Batching)
     },
     Row {

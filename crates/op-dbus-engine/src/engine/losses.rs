@@ -16,8 +16,8 @@ impl Engine {
         self.scheduler().roster(|roster| roster.is_hopeless())
     }
 
-    /// Who computes in place of the workers that were asked for while none of these can be had, and why: another
-    /// pool, where there is one.
+    /// Who computes in place of the workers that were asked for while none of these is there or can be had, and
+    /// why: another pool, where there is one.
     pub fn stand_in(&self) -> Option<(Description, String)> {
         self.scheduler().roster(|roster| roster.stand_in())
     }

@@ -110,9 +110,10 @@ impl Roster {
         first.peek().is_some() && first.all(|worker| !self.can_be_had(worker))
     }
 
-    /// Who computes in place of the workers that were asked for, once these are given up, and why.
+    /// Who computes in place of the workers that were asked for, once these are given up and gone, and why.
     pub fn stand_in(&self) -> Option<(Description, String)> {
-        if !self.is_hopeless() {
+        // One that is there computes also where it is given up.
+        if !self.is_hopeless() || self.asked_for().any(Worker::is_there) {
             return None;
         }
         let own = &self.asked_for().next()?.status;

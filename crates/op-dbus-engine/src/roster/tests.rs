@@ -1,4 +1,4 @@
-//! Whose batches, and whose times, count for a pool.
+//! Whose batches, and whose times, count for a pool, and who stands in for whom.
 
 use super::*;
 use crate::sim::SimBackend;
@@ -6,12 +6,18 @@ use crate::sim::SimBackend;
 /// Of two workers, and a third in reserve, whose batches have 1,000 tokens at most.
 fn roster() -> Roster {
     let batch = BatchLimits { tokens_max: 1_000, tokens_measured: true, ..BatchLimits::default() };
-    let pool = config::Pool::new(Box::new(|_| Ok(Box::new(SimBackend::new(4)))));
-    let (normalized, matryoshka) = (true, Vec::new());
-    let model = ModelShape { dimensions: 4, max_input_tokens: 64, normalized, matryoshka };
-    let mut roster = Roster::new(&[config::Pool { reserved: 1, batch, ..pool }], &model);
+    let mut roster = Roster::new(&[config::Pool { reserved: 1, batch, ..pool() }], &model());
     roster.add(vec![(0, loaded(0)), (0, loaded(0))]);
     roster
+}
+
+fn pool() -> config::Pool {
+    config::Pool::new(Box::new(|_| Ok(Box::new(SimBackend::new(4)))))
+}
+
+fn model() -> ModelShape {
+    let (normalized, matryoshka) = (true, Vec::new());
+    ModelShape { dimensions: 4, max_input_tokens: 64, normalized, matryoshka }
 }
 
 fn loaded(batch_tokens: usize) -> Loaded {
@@ -57,4 +63,16 @@ fn nobody_counts_on_the_speed_of_who_is_given_up() {
     assert_eq!(rates(&roster), (2_000.0, Some(2_000.0)));
     give_up(&mut roster, 1);
     assert_eq!(rates(&roster), (1_000.0, Some(1_000.0)));
+}
+
+#[test]
+fn nobody_stands_in_for_who_is_given_up_and_computes() {
+    let pools = [config::Pool { losses_max: Some(2), ..pool() }, pool()];
+    let mut roster = Roster::new(&pools, &model());
+    roster.add(vec![(0, loaded(0)), (1, loaded(0))]);
+    let error = BackendError::Lost("on purpose".into());
+    (0..2).for_each(|_| roster.lost_batch(0, None, &error));
+    assert!(roster.is_hopeless() && roster.stand_in().is_none());
+    roster.lost(0, &error);
+    assert!(roster.stand_in().is_some());
 }
