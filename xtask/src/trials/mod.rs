@@ -111,7 +111,7 @@ pub struct Args {
     /// What the trial of quality compares with: text, text and score, tabs between, one pair a line
     #[arg(long, value_name = "FILE", value_parser = shell::path)]
     pairs: Option<PathBuf>,
-    /// Number or name of a trial; without one all are run
+    /// Number or name of a trial; without one all are run; a quick run leaves out what builds the program anew
     #[arg(value_name = "NAME")]
     names: Vec<String>,
 }
