@@ -69,15 +69,28 @@ impl Place {
         Ok(Self::of(Kind::Zip { path: path.to_owned(), archive, prefix }))
     }
 
-    /// Opens an archive at the outermost folder inside it that has one of the named files.
+    /// Opens an archive at the outermost folder inside it that has the first of the named files which it has at all.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] if two folders are outermost: which is meant nobody can tell.
     pub(crate) fn zip_around(path: &Path, markers: &[&str]) -> Result<Self, Error> {
         let mut place = Self::zip(path, "")?;
-        if let Kind::Zip { archive, prefix, .. } = &mut place.kind {
-            let folders = markers.iter().filter_map(|marker| {
-                let folders = archive.file_names().filter_map(|name| name.strip_suffix(marker));
-                folders.filter(|f| f.is_empty() || f.ends_with('/')).min_by_key(|f| f.len())
-            });
-            *prefix = folders.into_iter().next().unwrap_or_default().to_owned();
+        let Kind::Zip { archive, prefix, .. } = &mut place.kind else { return Ok(place) };
+        let depth = |folder: &&str| folder.matches('/').count();
+        for marker in markers {
+            let folders = archive.file_names().filter_map(|name| name.strip_suffix(marker));
+            let folders = folders.filter(|folder| folder.is_empty() || folder.ends_with('/'));
+            let folders: Vec<&str> = folders.collect();
+            let Some(first) = folders.iter().copied().min_by_key(depth) else { continue };
+            let mut others = folders.into_iter().filter(|other| *other != first);
+            if let Some(other) = others.find(|other| depth(other) == depth(&first)) {
+                return Err(Error::unsupported(
+                    format!("{} has a {marker} in {first} and in {other}", path.display()),
+                    "an archive with one model in its outermost folder (unpack it, and import one)",
+                ));
+            }
+            *prefix = first.to_owned();
+            break;
         }
         Ok(place)
     }

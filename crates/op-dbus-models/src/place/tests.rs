@@ -109,6 +109,22 @@ fn an_archive_may_not_have_several_names_of_a_file() {
 }
 
 #[test]
+fn the_outermost_folder_of_an_archive_is_meant_and_no_other() {
+    let folder = tempfile::tempdir().unwrap();
+    let open = |names: &[&str]| {
+        let files: Vec<(&str, &[u8])> = names.iter().map(|name| (*name, &b"{}"[..])).collect();
+        Place::zip_around(&archive(folder.path(), &files), &["first.json", "second.json"])
+    };
+    // However long its name is.
+    for deeper in ["a/b/first.json", "a-long-name/b/first.json", "second.json"] {
+        let place = open(&[deeper, "a-long-name/first.json", "a-long-name/it"]).unwrap();
+        assert!(place.has("it"), "{deeper}");
+    }
+    let message = open(&["a/first.json", "b/first.json"]).err().unwrap().to_string();
+    assert!(message.contains("has a first.json in a/ and in b/"), "{message}");
+}
+
+#[test]
 fn a_full_disk_is_told_by_what_is_written_there() {
     let failed = |kind: ErrorKind| uncopied(Path::new("/from/x"), Path::new("/to/x"), kind.into());
     for kind in [ErrorKind::StorageFull, ErrorKind::QuotaExceeded] {
