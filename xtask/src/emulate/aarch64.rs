@@ -10,8 +10,10 @@ use std::process::Command;
 
 use super::Emulator;
 use crate::packages;
-use crate::shell::{self, Outcome, program};
+use crate::shell::{self, Outcome, cargo, program};
 
+const TARGET: &str = "aarch64-unknown-linux-gnu";
+const LINKER: &str = "aarch64-linux-gnu-gcc";
 const COMPILER: &str = "/usr/bin/rustc";
 const COMPILER_PACKAGE: &str = "rustc-web";
 const LIBRARY_PACKAGE: &str = "libstd-rust-web-dev";
@@ -49,8 +51,8 @@ impl Emulator for Qemu {
     }
 
     fn compiler(&self) -> Command {
-        let mut command = program(COMPILER, &["--target", "aarch64-unknown-linux-gnu"]);
-        command.args(["-C", "linker=aarch64-linux-gnu-gcc", "--sysroot"]).arg(&self.library);
+        let mut command = program(COMPILER, &["--target", TARGET]);
+        command.arg(format!("-Clinker={LINKER}")).arg("--sysroot").arg(&self.library);
         command
     }
 
@@ -59,6 +61,35 @@ impl Emulator for Qemu {
         command.arg(tests);
         command
     }
+}
+
+/// The native engine's own tests, on the CPU that has everything: all kernels against the reference, as parts of an
+/// engine that loads, shares out and calibrates. What takes hours there is left out, and told.
+pub fn engine() -> Outcome {
+    const LEFT_OUT: &str = "long_texts_are_the_same_bits_wherever_they_stand";
+    let mut qemu = Qemu::default();
+    if let Err(reason) = qemu.prepare() {
+        shell::skip("the engine on aarch64", &reason);
+        return Ok(());
+    }
+    shell::skip(LEFT_OUT, "it takes hours below an emulator");
+    let mut tests = cargo(&["test", "--package", "op-dbus-native", "--lib", "--target", TARGET]);
+    // Of another compiler than ours, so that neither has the other build anew.
+    tests
+        .env("RUSTC", COMPILER)
+        .env("CARGO_TARGET_DIR", shell::root().join("target/emulate/engine"));
+    // Read while the tests are built.
+    tests.env("OP_DBUS_TESTS_EMULATED", "1");
+    let mut of_target = |key: &str, value: String| {
+        tests.env(format!("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_{key}"), value);
+    };
+    of_target("LINKER", LINKER.to_owned());
+    of_target("RUSTFLAGS", format!("--sysroot={}", qemu.library.display()));
+    of_target(
+        "RUNNER",
+        format!("qemu-aarch64 -cpu {} -L /usr/aarch64-linux-gnu", qemu.whole_cpu()),
+    );
+    shell::run(tests.args(["--", "--skip", LEFT_OUT]))
 }
 
 /// The folder that has `lib/rustlib/aarch64-unknown-linux-gnu`, of the compiler's very version.

@@ -28,6 +28,9 @@ pub struct Args {
     /// This instruction set alone, always emulated
     #[arg(long)]
     isa: Option<String>,
+    /// In their place the tests of the whole native engine on aarch64: a quarter of an hour
+    #[arg(long, conflicts_with_all = ["arch", "isa"])]
+    engine: bool,
 }
 
 /// An architecture whose kernels can be tested here.
@@ -54,6 +57,9 @@ enum Verdict {
 
 /// Runs what the arguments ask for, prints a line for each instruction set, and fails if one failed.
 pub fn run(args: &Args) -> Outcome {
+    if args.engine {
+        return aarch64::engine();
+    }
     let (arch, isa) = (args.arch.as_deref(), args.isa.as_deref());
     let mut emulators: [Box<dyn Emulator>; 2] =
         [Box::new(x86_64::Bochs), Box::new(aarch64::Qemu::default())];

@@ -76,7 +76,12 @@ fn compare(sizes: Sizes, seed: u64, texts: &[Vec<i32>]) {
 #[test]
 fn neighbours_and_threads_change_no_bit() {
     let mut random = Random(17);
-    let (count, length_max, sizes) = if cfg!(miri) { (3, 3, SIZES[1]) } else { (60, 40, SIZES[2]) };
+    let (count, length_max, sizes) = match option_env!("OP_DBUS_TESTS_EMULATED") {
+        _ if cfg!(miri) => (3, 3, SIZES[1]),
+        // `cargo xtask emulate --engine`
+        Some(_) => (8, 40, SIZES[2]),
+        None => (60, 40, SIZES[2]),
+    };
     let lengths: Vec<usize> = (0..count).map(|_| 1 + random.below(length_max)).collect();
     let texts = made_up::texts(&lengths, 4);
     let weights = Weights::new(sizes, 5);
