@@ -43,8 +43,8 @@ pub fn paint(text: impl fmt::Display, colour: Colour, enabled: bool) -> String {
     }
 }
 
-/// `text` for a terminal: a control character (an escape sequence in a log line, say) becomes a
-/// visible `·`, and what goes beyond `chars_max` characters becomes `…`.
+/// `text` for a terminal: a control character (an escape sequence in a log line, say) and what turns the
+/// direction of all that follows become a visible `·`, and what goes beyond `chars_max` characters becomes `…`.
 pub fn printable(text: &str, chars_max: usize) -> String {
     let mut shown = String::new();
     for (position, c) in text.chars().enumerate() {
@@ -54,7 +54,11 @@ pub fn printable(text: &str, chars_max: usize) -> String {
         }
         shown.push(match c {
             '\t' => ' ',
-            c if c.is_control() => '·',
+            c if c.is_control()
+                || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}') =>
+            {
+                '·'
+            }
             c => c,
         });
     }
@@ -97,6 +101,7 @@ mod tests {
     #[test]
     fn control_characters_do_not_reach_the_terminal() {
         assert_eq!(printable("a\x1b[31mb\tc\u{9b}", 80), "a·[31mb c·");
+        assert_eq!(printable("a\u{202e}b\u{2067}c\u{2069}", 80), "a·b·c·");
     }
 
     #[test]
