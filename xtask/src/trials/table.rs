@@ -105,14 +105,17 @@ mod tests {
         for trial in all() {
             let How::Tests(names) = trial.how else { continue };
             for name in names {
-                let (module, test) = name.rsplit_once("::").unwrap_or(("", name));
-                let module = module.rsplit("::").next().unwrap();
+                let (path, test) = name.rsplit_once("::").unwrap_or(("", name));
+                // Many have a module of that name: it counts in the file, or the folder, of the one around it.
+                let around =
+                    path.strip_suffix("::tests").map(|path| path.rsplit("::").next().unwrap());
+                let module = around.unwrap_or_else(|| path.rsplit("::").next().unwrap());
                 // A function, or a line of `tests!`, in a file or a folder of the module, or in the module itself.
                 let tests = [format!("fn {test}("), format!(" {test}: [")];
-                let modules = [format!("/{module}.rs"), format!("/{module}/mod.rs")];
+                let files_of = ["", "/mod", "/tests"].map(|file| format!("/{module}{file}.rs"));
                 let is_there = |(path, said): &(String, String)| {
-                    let of_module = modules.iter().any(|end| path.ends_with(end.as_str()))
-                        || said.contains(&format!("mod {module} {{"));
+                    let of_module = files_of.iter().any(|end| path.ends_with(end.as_str()))
+                        || around.is_none() && said.contains(&format!("mod {module} {{"));
                     (module.is_empty() || of_module) && tests.iter().any(|test| said.contains(test))
                 };
                 assert!(files.iter().any(is_there), "{}: there is no test {name}", trial.number);

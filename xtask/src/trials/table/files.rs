@@ -42,7 +42,7 @@ pub const TRIALS: &[Trial] = &[
             "tokenizer::bounds::steps::tests::normalizers_that_blow_texts_up_are_refused",
             "tokenizer::bounds::steps::tests::patterns_that_blow_up_when_they_are_compiled_are_refused",
             "tokenizer::bounds::tests::vocabularies_that_blow_up_are_refused",
-            "tokenizer::bounds::tests::added_tokens_that_blow_up_are_refused",
+            "tokenizer::bounds::added::tests::added_tokens_that_blow_up_are_refused",
             "tokenizer::bounds::tests::a_file_of_too_many_values_is_refused_before_it_is_parsed",
             "tokenizer::bounds::tests::a_text_that_the_normalizer_blows_up_is_refused",
             "the_costliest_files_and_texts_stay_within_their_bounds",
