@@ -18,7 +18,7 @@ try again:
 
 ```
 cargo xtask trials --list            # all of them, and how each is tried
-cargo xtask trials --quick           # each as short as it makes sense, in ten minutes
+cargo xtask trials --quick           # each as short as it makes sense
 cargo xtask trials --full            # as long as the promises say: hours
 cargo xtask trials --full fair-share # one
 cargo xtask trials --pairs stsb.tsv  # with the pairs of texts that `quality` needs, which are not ours
@@ -32,9 +32,9 @@ a run of, `-dirty` where the source was another than that, and the CPU. What was
 the day and the commit with which the figure came here. The last column has what of the promise a trial does not
 show.
 
-A quick run that names no trial takes ten minutes on two idle cores once the program is built. It leaves `sanitizers`,
-`reproducible` and `fuzz` out, which build it in other ways: half an hour, two whole builds, and one with 5 s for each
-target. Name them, or use `--full`.
+A quick run that names no trial takes ten to eleven minutes on two idle cores once the program is built. It leaves
+`sanitizers`, `reproducible` and `fuzz` out, which build it in other ways: half an hour, two whole builds, and one with
+5 s for each target. Name them, or use `--full`.
 
 CI runs `cargo xtask test`: of the trials that is the tests, and the programs in their quick size. A *time* that is
 missed there (`bulk-beside`, `burst`, `worker-killed`, `daemon-killed`, `deaf-client`, `fair-share`, `fleet-cut-off`)
