@@ -22,7 +22,7 @@ pub const TRIALS: &[Trial] = &[
             "crashes::cached::a_file_survives_a_fault_at_every_system_call",
             "native::a_worker_killed_while_it_packs_leaves_nothing",
         ]),
-        rest: "500 points: some 15 calls of a write of the state, some 20 of the cache, 75 of an import, some 40 of a \
+        rest: "500 points: some 15 calls of a write of the state, some 20 of the cache, 75 of an import, some 50 of a \
                pull and 30 of a removal are all that there are, and all are hit; what pip writes while it fetches",
     },
     Trial {
