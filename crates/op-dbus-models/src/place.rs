@@ -331,12 +331,11 @@ fn within(shown: &Path, total: u64, bytes_max: u64) -> Result<(), Error> {
     ))
 }
 
-/// Why a copy failed: what is read needs no room, what is written does.
+/// Why a copy failed, by the end at which it did.
 pub(crate) fn uncopied(shown: &Path, to: &Path, error: std::io::Error) -> Error {
-    match error.kind() {
-        ErrorKind::StorageFull | ErrorKind::QuotaExceeded => Error::io("write", to, error),
-        _ if digest::is_unwritten(&error) => Error::io("write", to, error),
-        _ => unreadable(shown, error),
+    match digest::is_unwritten(&error) {
+        true => Error::io("write", to, error),
+        false => unreadable(shown, error),
     }
 }
 
