@@ -91,7 +91,11 @@ async fn what_tokens_can_not_be_is_refused() -> Outcome {
     let long = embedded(client, &[vec![1; 1000]], options).await;
     refused(long, ErrorName::TooLong)?;
     let huge = embedded(client, &[vec![1; 1 << 20]], Options::new()).await;
-    refused(huge, ErrorName::TooLarge)?;
+    let message = refused(huge, ErrorName::TooLarge)?;
+    assert!(message.contains("in token ids is 1048576, the limit is 262144"), "{message}");
+    let many = embedded(client, &vec![vec![1]; 16_385], Options::new()).await;
+    let message = refused(many, ErrorName::TooLarge)?;
+    assert!(message.contains("lists of token ids in the call is 16385"), "{message}");
 
     let options = Options::from([("normalize", Variant::from(true))]);
     let message =

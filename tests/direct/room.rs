@@ -66,7 +66,7 @@ async fn too_many_texts_wait_for_no_room() -> Outcome {
     let direct = line(daemon.client()).await?;
     let embedder = &direct.embedder;
     let told = |message: String| {
-        assert!(message.contains("texts in the call is 100000, the limit is 16384"), "{message}");
+        assert!(message.contains(" in the call is 100000, the limit is 16384"), "{message}");
     };
     let counts = within("a refusal", embedder.count_tokens(&many)).await?;
     told(refused(counts, ErrorName::TooLarge)?);

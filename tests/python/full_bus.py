@@ -1,4 +1,4 @@
-"""The installed package `op-dbus` on a bus that takes three connections of a user.
+"""The installed package `op-dbus` on a bus that takes three connections of a user and has no service.
 
     full_bus.py BUS-ADDRESS
 """
@@ -20,6 +20,13 @@ for _ in range(2):
     else:
         raise AssertionError("a client that has no connection")
 assert os.listdir("/proc/self/fd") == before
+
+try:
+    clients[0].embed(["one"])
+except errors.NotReachable as error:
+    assert "not on this bus" in str(error) and "systemctl start op-dbus" in str(error), error
+else:
+    raise AssertionError("vectors of no service")
 
 for client in clients:
     client.close()

@@ -100,6 +100,20 @@ class Small(Service):
         return refusal(message, "TooLarge", "the call is large") if is_large else reply
 
 
+class Failing(Service):
+    """One with a job that has failed, which is gone once that was told."""
+
+    async def call(self, message: Message) -> Message:
+        self.sent.append(message)
+        message.serial = len(self.sent)
+        if message.member == "GetAll":
+            return answer(message, "a{sv}", [job_in("failed")])
+        if message.member == "Fetch":
+            return refusal(message, "TooLong", "line 2 is long")
+        gone = dict(error_name=errors.UnknownObject.dbus_name, signature="s", body=["Unknown object"])
+        return Message(message_type=MessageType.ERROR, reply_serial=message.serial, **gone)
+
+
 class Leaving(Service):
     """One that can be left, by which calls under way fail, as dbus-fast's do."""
 
@@ -113,6 +127,12 @@ class Leaving(Service):
 
     async def wait_for_disconnect(self) -> None:
         assert not self.connected
+
+
+def job_in(state: str) -> dict[str, Variant]:
+    """The properties of a job."""
+    numbers = dict.fromkeys(("Rows", "BytesRead", "BytesTotal"), Variant("t", 1))
+    return {"State": Variant("s", state)} | numbers
 
 
 def refusal(message: Message, name: str, sentence: str) -> Message:
@@ -302,12 +322,10 @@ async def a_result_waits_for_who_asks_again() -> None:
     async def call(member, *_, **__):
         asked.append(member)
         if member == "GetAll":
-            values = {"State": Variant("s", states.pop(0))}
-            values |= dict.fromkeys(("Rows", "BytesRead", "BytesTotal"), Variant("t", 1))
-            return [values], []
+            return [job_in(states.pop(0))], []
         raise AssertionError(member)
 
-    async def fetch():
+    async def fetch(_: bool):
         asked.append("Fetch")
         await comes.wait()
         return from_reply(np.zeros((1, 2), dtype=np.float32), 2, INFO)
@@ -320,9 +338,68 @@ async def a_result_waits_for_who_asks_again() -> None:
     assert asked == ["GetAll", "GetAll", "Fetch"], asked
     comes.set()
     # A thread may have gone at the moment when it came.
-    kept = await job.fetched()
+    kept = await job.result()
     assert await job.result() is kept and len(kept) == 1
-    assert asked == ["GetAll", "GetAll", "Fetch"] and job._fetching is None, asked
+    assert (await job.progress()).state == "done"
+    assert asked == ["GetAll", "GetAll", "Fetch"], asked
+
+
+async def who_asks_while_another_fetches_has_the_same() -> None:
+    """For the service the job is gone by then."""
+    job = AsyncJob(Bus(Service()), "/job", "f32")
+    result = from_reply(np.zeros((1, 2), dtype=np.float32), 2, INFO)
+    looks, is_taken = [], asyncio.Event()
+
+    async def call(member, *_, **__):
+        looks.append(member)
+        if len(looks) == 2:
+            await is_taken.wait()
+            raise errors.UnknownObject("Unknown object '/job'")
+        # The other one looks as well before this one hears.
+        await asyncio.sleep(0)
+        return [job_in("done")], []
+
+    async def fetch(_: bool):
+        is_taken.set()
+        await asyncio.sleep(1)
+        return result
+
+    job._bus.call, job._fetch = call, fetch
+    assert await ended([job.result(), job.result()]) == [result, result]
+    assert looks == ["GetAll", "GetAll"], looks
+
+
+async def what_can_not_be_handed_over_stays() -> None:
+    job = AsyncJob(Bus(Service()), "/job", "f32")
+    result = from_reply(np.zeros((1, 2), dtype=np.float32), 2, INFO)
+    outcomes = [errors.NoSpace("there is no descriptor; fetch it later"), result]
+
+    async def call(*_, **__):
+        return [job_in("done")], []
+
+    async def fetch(_: bool):
+        outcome = outcomes.pop(0)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    job._bus.call, job._fetch = call, fetch
+    (refused,) = await ended([job.result()])
+    assert type(refused) is errors.NoSpace, refused
+    assert await job.result() is result and await job.result() is result
+
+
+async def a_job_that_failed_says_so_again() -> None:
+    """The service knows no more of it."""
+    service = Failing()
+    job = AsyncJob(Bus(service), "/job", "f32")
+    for _ in range(2):
+        (failed,) = await ended([job.result()])
+        assert (type(failed), str(failed)) == (errors.TooLong, "line 2 is long"), failed
+        assert (await job.progress()).state == "failed"
+        await job.cancel()
+    said = [message.member for message in service.sent]
+    assert said == ["GetAll", "Fetch", "Cancel", "Cancel"], said
 
 
 def a_job_that_comes_when_its_thread_gives_up_ends() -> None:
@@ -420,5 +497,8 @@ in_time_of_its_own(calls_that_nobody_waits_for_are_not_sent)
 in_time_of_its_own(files_are_the_ones_that_were_given)
 in_time_of_its_own(a_job_that_nobody_knows_of_ends)
 in_time_of_its_own(a_result_waits_for_who_asks_again)
+in_time_of_its_own(who_asks_while_another_fetches_has_the_same)
+in_time_of_its_own(what_can_not_be_handed_over_stays)
+in_time_of_its_own(a_job_that_failed_says_so_again)
 in_time_of_its_own(who_closes_while_it_connects_has_left)
 a_job_that_comes_when_its_thread_gives_up_ends()

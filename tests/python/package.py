@@ -7,8 +7,10 @@ import asyncio
 import contextlib
 import fcntl
 import gc
+import io
 import json
 import os
+import pathlib
 import socket
 import sqlite3
 import sys
@@ -120,7 +122,10 @@ def many_texts(embedder: Embedder) -> None:
 
 
 def refusals(embedder: Embedder) -> None:
-    refused(TypeError, "a sequence of them", lambda: embedder.embed("one"))
+    for text in ("one", b"one", bytearray(b"one")):
+        refused(TypeError, "a sequence of str", lambda: embedder.embed(text))
+        refused(TypeError, "a sequence of str", lambda: embedder.count_tokens(text))
+        refused(TypeError, "candidates is a", lambda: embedder.rank("one", text))
     refused(TypeError, "text 1 is a int", lambda: embedder.embed(["one", 2]))
     refused(TypeError, "the options are level,", lambda: embedder.embed(["one"], levle="low"))
     # numpy has a bool of its own.
@@ -145,7 +150,6 @@ def refusals(embedder: Embedder) -> None:
     refused(errors.WrongSpace, "space", lambda: embedder.embed(["one"], expect_space=wrong))
     refused(errors.NotReachable, "no connection", lambda: Embedder("unix:path=/nowhere"))
     refused(errors.NotReachable, "the bus is ''", lambda: Embedder(""))
-    refused(TypeError, "candidates is a str", lambda: embedder.rank("one", "two"))
     for number, texts in enumerate((("a\0b", ["two"]), ("one", ["a\0b"]))):
         words = f"text {number} has a NUL"
         refused(errors.InvalidArgument, words, lambda: embedder.rank(*texts))
@@ -153,6 +157,9 @@ def refusals(embedder: Embedder) -> None:
     assert embedder.rank("one", ["two", "one"], count=np.int64(1))[0][0] == 1
     for name in ("DBus.Error.Spawn.ChildExited", "systemd1.NoSuchUnit", "DBus.Error.TimedOut"):
         assert isinstance(errors.from_reply(f"org.freedesktop.{name}", ""), errors.NotReachable)
+    for source in ("texts.txt", pathlib.Path("texts.txt"), io.BytesIO(b"one"), ["one"], None, True):
+        words = f"source is a {type(source).__name__}; an open file"
+        refused(TypeError, words, lambda: embedder.start(source))
     closed = Embedder(BUS)
     closed.close()
     refused(RuntimeError, "closed", lambda: closed.similarity("one", "two"))
@@ -237,14 +244,25 @@ def jobs(embedder: Embedder) -> None:
         vectors = job.result().vectors
         assert vectors.shape[0] == 3000 and not vectors.flags.writeable
         assert np.allclose(vectors[7], embedder.embed(["line 7"]).vectors[0], atol=1e-5)
-        refused(errors.UnknownObject, "Unknown object", job.result)
+        # Who asks again has the same, and nothing is left to cancel.
+        job.cancel()
+        assert job.result().vectors is vectors and job.progress() == progress
         failing = embedder.start(file, framing="json-lines")
-        refused(errors.InvalidArgument, "line 1", failing.result)
+        for _ in range(2):
+            refused(errors.InvalidArgument, "line 1", failing.result)
+            assert failing.progress().state == "failed"
+            failing.cancel()
+    with tempfile.TemporaryFile("w+") as file:
+        # What is still in this program's own buffer is part of it.
+        file.write("one\ntwo\n")
+        assert len(embedder.start(file).result()) == 2
     read_end, write_end = os.pipe()
     job = embedder.start(read_end, truncate="start")
     assert job.progress().state == "running" and job.progress().bytes_total == 0
-    job.cancel()
-    refused(errors.UnknownObject, "Unknown object", job.progress)
+    for _ in range(2):
+        job.cancel()
+        refused(errors.UnknownObject, "the job is gone: it was cancelled", job.progress)
+        refused(errors.UnknownObject, "start it again", job.result)
     os.close(read_end)
     os.close(write_end)
     # Who gives up on a result does not take it along.
@@ -405,6 +423,26 @@ def a_client_outlives_its_loop(direct: bool) -> None:
         warnings.simplefilter("always")
         del embedder
     assert [one.category for one in told] == [ResourceWarning], told
+
+
+def a_client_belongs_to_its_loop(direct: bool) -> None:
+    """Another loop hears of no answer; there it can be closed, and connected anew."""
+    before = len(descriptors())
+    embedder = AsyncEmbedder(BUS, direct=direct)
+    asyncio.run(embedder.connect())
+    words = "another event loop"
+    asyncio.run(refused_in_time(RuntimeError, words, embedder.embed(["one"])))
+    asyncio.run(embedder.close())
+    assert len(descriptors()) == before, descriptors()
+
+    words = "not connected: use it in `async with`"
+    asyncio.run(refused_in_time(errors.NotReachable, words, embedder.embed(["one"])))
+
+    async def again() -> int:
+        async with embedder:
+            return len(await embedder.embed(["one"]))
+
+    assert asyncio.run(again()) == 1
 
 
 async def calls_overlap(direct: bool) -> None:
@@ -586,6 +624,7 @@ def main() -> None:
     for direct in (False, True):
         asyncio.run(an_asynchronous_client_that_nobody_holds_is_closed(direct))
         a_client_outlives_its_loop(direct)
+        a_client_belongs_to_its_loop(direct)
         asyncio.run(a_fork_has_no_asynchronous_client(direct))
     asyncio.run(calls_overlap(direct=False))
     asyncio.run(calls_overlap(direct=True))

@@ -17,6 +17,7 @@ with Embedder("session") as embedder:
         assert_type(embedder.start(texts, framing="nul", level="low"), Job)
         assert_type(embedder.start(texts.fileno()).progress(), Progress)
         embedder.start(texts, framing="words")  # type: ignore[arg-type]
+    embedder.start("texts")  # type: ignore[arg-type]
     embedder.embed(["one"], truncate="middle")  # type: ignore[arg-type]
     embedder.embed(["one"], encoding="f64")  # type: ignore[arg-type]
     embedder.embed(["one"], levle="low")  # type: ignore[call-arg]

@@ -312,7 +312,7 @@ impl Inner {
     ) -> Result<(), Error> {
         let Limits { texts_per_call_max, text_bytes_max, .. } = self.limits;
         let check = |excess, found, limit| {
-            if found <= limit { Ok(()) } else { Err(Error::TooLarge { excess, found, limit }) }
+            if found <= limit { Ok(()) } else { Err(T::too_large(excess, found, limit)) }
         };
         check(Excess::Texts, inputs.len(), texts_per_call_max.min(u32::MAX as usize))?;
         let sizes = inputs.iter().map(|input| input.bytes().saturating_add(prefix));

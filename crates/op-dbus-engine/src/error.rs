@@ -143,11 +143,20 @@ impl From<BackendError> for Error {
 pub enum Excess {
     /// Number of texts in one call.
     Texts,
+    /// Number of lists of token ids in one call.
+    Lists,
     /// Bytes of all texts of one call together.
     CallBytes,
+    /// Token ids of all lists of one call together.
+    CallIds,
     /// Bytes of one text and the prompt before it.
     TextBytes {
         /// Index of the text in the call.
+        index: usize,
+    },
+    /// Token ids in place of one text.
+    ListIds {
+        /// Index of their list in the call.
         index: usize,
     },
     /// Tokens of one call, counted before tokenizing, against the whole queue.
@@ -160,9 +169,11 @@ impl Excess {
     fn advice(self) -> &'static str {
         match self {
             Self::TextBytes { .. } => "split the text",
-            Self::QueueTokens => "send less text in a call, or raise queue_tokens_max",
-            Self::QuotaTokens => "send less text in a call, or raise quota_tokens",
-            _ => "send the texts in several calls",
+            Self::ListIds { .. } => "split the list of ids",
+            Self::QueueTokens => "send less in a call, or raise queue_tokens_max",
+            Self::QuotaTokens => "send less in a call, or raise quota_tokens",
+            Self::Texts | Self::CallBytes => "send the texts in several calls",
+            Self::Lists | Self::CallIds => "send the lists in several calls",
         }
     }
 }
@@ -171,10 +182,14 @@ impl fmt::Display for Excess {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Texts => f.write_str("the number of texts in the call"),
+            Self::Lists => f.write_str("the number of lists of token ids in the call"),
             Self::CallBytes => f.write_str("the size of all texts in bytes"),
+            Self::CallIds => f.write_str("the size of all lists in token ids"),
             Self::TextBytes { index } => {
                 write!(f, "the size of text {index} in bytes with any prompt")
             }
+            // By these words clients know which of a call's texts a sentence is about.
+            Self::ListIds { index } => write!(f, "the size of text {index} in token ids"),
             Self::QueueTokens => f.write_str("the call's share of the queue in tokens"),
             Self::QuotaTokens => f.write_str("the call's share of its user's quota in tokens"),
         }

@@ -9,7 +9,7 @@ use tokio::sync::mpsc;
 use crate::admission::{cost, tokens_of_memory};
 use crate::call::Truncate;
 use crate::door::Let;
-use crate::error::Error;
+use crate::error::{Error, Excess};
 use crate::job::{Job, Slot};
 use crate::queue;
 use crate::scheduler::{Row, Scheduler};
@@ -48,6 +48,10 @@ pub(crate) trait Input: Send + 'static {
     fn is_heavy(&self, tokenizer: &Tokenizer) -> bool;
     /// Its rows.
     fn encode(&self, truncate: Truncate, tokenizer: &Tokenizer) -> Result<Encoded, EncodeError>;
+    /// Why a call is refused that has more of these than it may, whose sizes are in bytes.
+    fn too_large(excess: Excess, found: usize, limit: usize) -> Error {
+        Error::TooLarge { excess, found, limit }
+    }
 }
 
 impl Input for String {
@@ -96,6 +100,17 @@ impl Input for Vec<u32> {
 
     fn encode(&self, truncate: Truncate, tokenizer: &Tokenizer) -> Result<Encoded, EncodeError> {
         tokenizer.encode_tokens(self, truncate)
+    }
+
+    fn too_large(excess: Excess, found: usize, limit: usize) -> Error {
+        // Who sent no text is told of ids, and counts them.
+        let (excess, bytes) = match excess {
+            Excess::Texts => (Excess::Lists, 1),
+            Excess::TextBytes { index } => (Excess::ListIds { index }, size_of::<u32>()),
+            Excess::CallBytes => (Excess::CallIds, size_of::<u32>()),
+            other => (other, 1),
+        };
+        Error::TooLarge { excess, found: found / bytes, limit: limit / bytes }
     }
 }
 

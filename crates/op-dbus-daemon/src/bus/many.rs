@@ -20,13 +20,29 @@ pub struct Many<T> {
     count: usize,
 }
 
-impl<T> Many<T> {
+impl Many<String> {
     /// All of them.
     ///
     /// # Errors
     /// `TooLarge`.
-    pub fn all(self) -> Result<Vec<T>, Error> {
-        let (excess, found, limit) = (Excess::Texts, self.count, most());
+    pub fn all(self) -> Result<Vec<String>, Error> {
+        self.within(Excess::Texts)
+    }
+}
+
+impl Many<Vec<u32>> {
+    /// All of them.
+    ///
+    /// # Errors
+    /// `TooLarge`.
+    pub fn all(self) -> Result<Vec<Vec<u32>>, Error> {
+        self.within(Excess::Lists)
+    }
+}
+
+impl<T> Many<T> {
+    fn within(self, excess: Excess) -> Result<Vec<T>, Error> {
+        let (found, limit) = (self.count, most());
         match found <= limit {
             true => Ok(self.kept),
             false => Err(ServiceError::from(EngineError::TooLarge { excess, found, limit }).into()),
@@ -137,6 +153,17 @@ mod tests {
                 Err(error) => assert_eq!((error.name(), fits), (ErrorName::TooLarge, false)),
             }
         }
+    }
+
+    #[test]
+    fn lists_of_token_ids_that_are_too_many_are_called_that() {
+        let sent = vec![vec![1_u32]; most() + 1];
+        let bytes = to_bytes(Context::new(LE, 0), &sent).unwrap();
+        let (many, _): (Many<Vec<u32>>, _) = bytes.deserialize().unwrap();
+        let error = many.all().unwrap_err();
+        let told = "the number of lists of token ids in the call is 16385, the limit is 16384; \
+                    send the lists in several calls";
+        assert_eq!((error.name(), error.message()), (ErrorName::TooLarge, told));
     }
 
     #[test]

@@ -46,7 +46,7 @@ impl Form {
         };
         let advice = match self {
             Self::Ranks(_) => "ask for fewer, or rank in several calls",
-            Self::OfTokens(_) => "send fewer texts in a call",
+            Self::OfTokens(_) => "send fewer lists in a call",
             Self::Doubles if Self::Packed(Encoding::F32).check(rows, dimensions).is_ok() => {
                 "use EmbedPacked, or send fewer texts in a call"
             }

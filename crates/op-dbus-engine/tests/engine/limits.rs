@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use op_dbus_engine::sim::Faults;
 use op_dbus_engine::{
-    BackendFactory, BatchLimits, Call, Error, Excess, Limits, Truncate, WorkerState,
+    BackendFactory, BatchLimits, Call, Error, Excess, Inputs, Limits, Truncate, WorkerState,
 };
 
 use crate::support::*;
@@ -95,6 +95,37 @@ async fn what_can_never_be_accepted_is_too_large() {
     let expected =
         "the size of text 0 in bytes with any prompt is 51, the limit is 50; split the text";
     assert_eq!(message, expected);
+}
+
+#[tokio::test]
+async fn token_ids_that_are_too_many_are_told_in_ids() {
+    let limits =
+        Limits { texts_per_call_max: 4, text_bytes_max: 50, call_bytes_max: 90, ..tight() };
+    let engine = start(Box::new(|_| sim(Default::default())), limits, 1);
+    for (lists, told) in [
+        (
+            vec![vec![1]; 5],
+            "the number of lists of token ids in the call is 5, the limit is 4; send the lists in \
+             several calls",
+        ),
+        (
+            vec![vec![1; 12], vec![1; 13]],
+            "the size of text 1 in token ids is 13, the limit is 12; split the list of ids",
+        ),
+        (
+            vec![vec![1; 12]; 2],
+            "the size of all lists in token ids is 24, the limit is 22; send the lists in several \
+             calls",
+        ),
+        (
+            vec![vec![1; 11]; 2],
+            "the call's share of its user's quota in tokens is 26, the limit is 24; send less in a \
+             call, or raise quota_tokens",
+        ),
+    ] {
+        let refused = engine.embed(Call { inputs: Inputs::Tokens(lists), ..call(1, &[]) }).await;
+        assert_eq!(refused.unwrap_err().to_string(), told);
+    }
 }
 
 #[tokio::test]

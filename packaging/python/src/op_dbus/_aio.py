@@ -34,7 +34,7 @@ _LATE_S = 5.0
 
 
 class AsyncEmbedder:
-    """A client of the service; ``async with`` connects it.
+    """A client of the service; ``async with`` connects it, in the event loop that it then belongs to.
 
     Calls may overlap; 64 of them are sent at a time, and others wait here for their turn. A call that
     is cancelled while it waits is not sent. One that was sent is not taken back from the service, whose
@@ -157,10 +157,10 @@ class AsyncEmbedder:
     ) -> AsyncJob:
         """Starts embedding the texts of ``source`` as a job, which this client need not wait for.
 
-        ``source`` is an open file, a pipe, or a descriptor of either; the service reads it by itself,
-        a file from its start. ``framing`` says how texts follow one another: ``lines``, ``nul`` or
-        ``json-lines``. The job ends when this client leaves the bus, and where this is cancelled or times
-        out before it is here.
+        ``source`` is an open file, a pipe, or a descriptor of either, and no path; the service reads it
+        by itself, a file from its start. What was written to a file object is flushed before.
+        ``framing`` says how texts follow one another: ``lines``, ``nul`` or ``json-lines``. The job ends
+        when this client leaves the bus, and where this is cancelled or times out before it is here.
         """
         wanted = travelling(framing, options)
         bus = self._on_the_bus()
@@ -192,8 +192,7 @@ class AsyncEmbedder:
         is text 0, and the first of the candidates text 1. Of more than 2,047 candidates, or 2 MiB, the
         vectors come here to be compared, as those of ``embed`` do.
         """
-        if isinstance(candidates, str):
-            raise TypeError("candidates is a str; a sequence of them is right, such as [text]")
+        candidates = several("candidates", candidates)
         try:
             most = None if count is None else operator.index(count)
         except TypeError:
@@ -244,7 +243,7 @@ class AsyncEmbedder:
 
     def _on_the_bus(self) -> Bus:
         if self._bus is None:
-            raise errors.NotReachable("this client is not connected: use it in a with statement")
+            raise errors.NotReachable("this client is not connected: use it in `async with`, or call connect")
         return self._bus
 
     def _connected(self) -> Bus:
@@ -259,9 +258,7 @@ class AsyncEmbedder:
 
     async def _checked(self, texts: Iterable[str], seconds: float | None = None) -> list[str]:
         """Refuses what can't travel: the bus would disconnect us for it."""
-        if isinstance(texts, str):
-            raise TypeError("texts is a str; a sequence of them is right, such as [text]")
-        checked = list(texts)
+        checked = several("texts", texts)
         bytes_max = (await self._constant(seconds)).text_bytes_max
         for index, text in enumerate(checked):
             if not isinstance(text, str):
@@ -374,6 +371,14 @@ class AsyncEmbedder:
         call = line.call("EmbedToFd", "asa{sv}", asked, "huua{sv}", seconds=seconds)
         (*shape, info), descriptors = await call
         return embeddings.from_descriptors(descriptors, [*shape, plain(info)], encoding)
+
+
+def several(what: str, texts: Iterable[str]) -> list[str]:
+    """All of some texts. One alone is refused, which would be taken for its letters or its bytes."""
+    if isinstance(texts, str | bytes | bytearray):
+        kind = type(texts).__name__
+        raise TypeError(f"{what} is a {kind}; a sequence of str is right, such as [text]")
+    return list(texts)
 
 
 def _bytes_of(text: str) -> int:

@@ -31,6 +31,7 @@ CONNECT_S = 10.0
 """Seconds for a connection to be there: a socket may be open with nobody behind it who answers."""
 UNKNOWN_METHOD = "org.freedesktop.DBus.Error.UnknownMethod"
 BEFORE_FORK = "this client was made before a fork: make one in this process"
+OTHER_LOOP = "this client was connected in another event loop: close it and connect in this one"
 
 
 class UnknownMethod(Failed):
@@ -44,6 +45,8 @@ class Bus:
         self._connection = connection
         # After a fork both processes would read from it, each what the other has asked for.
         self._process = os.getpid()
+        # In another loop nothing would read its answer.
+        self._loop = asyncio.get_running_loop()
         self._room = Room(CALLS_MAX)
         self._lost: weakref.finalize[..., Bus] | None = None
 
@@ -79,8 +82,7 @@ class Bus:
 
     def _closed_when_lost(self) -> Bus:
         """Not left to the client, as its jobs hold this, too: a bus takes so many connections of a user."""
-        loop = asyncio.get_running_loop()
-        self._lost = weakref.finalize(self, _lost, self._connection, loop, self._process)
+        self._lost = weakref.finalize(self, _lost, self._connection, self._loop, self._process)
         self._lost.atexit = False
         return self
 
@@ -118,11 +120,14 @@ class Bus:
             return
         if self._lost is not None:
             self._lost.detach()
-        self._connection.disconnect()
+        if asyncio.get_running_loop() is self._loop:
+            self._connection.disconnect()
+        else:
+            _leave(self._connection, self._loop)
 
     async def closed(self) -> None:
-        """Waits until the connection is gone."""
-        if os.getpid() != self._process:
+        """Waits until the connection is gone, in the loop that hears of it."""
+        if os.getpid() != self._process or asyncio.get_running_loop() is not self._loop:
             return
         try:
             await self._connection.wait_for_disconnect()  # type: ignore[no-untyped-call]
@@ -149,6 +154,8 @@ class Bus:
         """
         if os.getpid() != self._process:
             raise RuntimeError(BEFORE_FORK)
+        if asyncio.get_running_loop() is not self._loop:
+            raise RuntimeError(OTHER_LOOP)
         with ExitStack() as held:
             copies: list[int] = []
             for descriptor in descriptors:
@@ -243,16 +250,21 @@ def plain(values: dict[str, Variant]) -> dict[str, Any]:
     return {key: variant.value for key, variant in values.items()}
 
 
-def _lost(connection: MessageBus, loop: asyncio.AbstractEventLoop, process: int) -> None:
-    """Leaves a bus whose :class:`Bus` nobody holds any more, on whatever thread that was found."""
-    if os.getpid() != process:
-        # The connection is the other process's.
-        return
+def _leave(connection: MessageBus, loop: asyncio.AbstractEventLoop) -> None:
+    """Leaves a bus from outside of the connection's loop."""
     try:
         loop.call_soon_threadsafe(connection.disconnect)
     except RuntimeError:
         # Its loop is closed, and nothing else has the connection.
         connection._finalize(None)
+
+
+def _lost(connection: MessageBus, loop: asyncio.AbstractEventLoop, process: int) -> None:
+    """Leaves a bus whose :class:`Bus` nobody holds any more, on whatever thread that was found."""
+    if os.getpid() != process:
+        # The connection is the other process's.
+        return
+    _leave(connection, loop)
     if not isinstance(connection, DirectConnection):
         sentence = "an AsyncEmbedder was not closed: use `async with`"
         warnings.warn(sentence, ResourceWarning, stacklevel=2)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from types import TracebackType
 from typing import Any, Self, SupportsIndex, TypeVar, Unpack
 
-from ._aio import AsyncEmbedder
+from ._aio import AsyncEmbedder, several
 from ._bus import BEFORE_FORK
 from ._jobs import AsyncJob, Framing, Progress, Source
 from .embeddings import Embeddings
@@ -42,9 +42,7 @@ class Job:
 
     def result(self) -> Embeddings:
         """See :meth:`AsyncJob.result`."""
-        result: Embeddings = self._wait(self._job.fetched())
-        # Not before it is here: the wait may end at the moment when it comes.
-        self._job.let_go()
+        result: Embeddings = self._wait(self._job.result())
         return result
 
     def cancel(self) -> None:
@@ -116,7 +114,9 @@ class Embedder:
 
     def embed(self, texts: Iterable[str], **options: Unpack[Options]) -> Embeddings:
         """See :meth:`AsyncEmbedder.embed`."""
-        return self._wait(self._client.embed(_walked(texts), **options))
+        # Made on the caller's thread: a database's cursor works on no other, and what asks this client for its
+        # next text would on the client's own wait for itself.
+        return self._wait(self._client.embed(several("texts", texts), **options))
 
     def start(
         self, source: Source, *, framing: Framing = "lines", **options: Unpack[Options]
@@ -146,11 +146,12 @@ class Embedder:
         self, query: str, candidates: Iterable[str], count: SupportsIndex | None = None
     ) -> list[tuple[int, float]]:
         """See :meth:`AsyncEmbedder.rank`."""
-        return self._wait(self._client.rank(query, _walked(candidates), count))
+        candidates = several("candidates", candidates)
+        return self._wait(self._client.rank(query, candidates, count))
 
     def count_tokens(self, texts: Iterable[str]) -> list[int]:
         """See :meth:`AsyncEmbedder.count_tokens`."""
-        return self._wait(self._client.count_tokens(_walked(texts)))
+        return self._wait(self._client.count_tokens(several("texts", texts)))
 
     def properties(self) -> Properties:
         """See :meth:`AsyncEmbedder.properties`."""
@@ -183,12 +184,6 @@ class Embedder:
             # Its error knows this frame, and through it all that the callers hold: vectors, too,
             # which would stay mapped until the next collection of cycles.
             del calling
-
-
-def _walked(texts: Iterable[str]) -> Iterable[str]:
-    """The caller's texts, made on the caller's thread: a database's cursor works on no other, and what asks this
-    client for its next text would there wait for itself. A ``str`` is the client's to refuse."""
-    return texts if isinstance(texts, str) else list(texts)
 
 
 def _abandon(jobs: list[AsyncJob]) -> None:

@@ -134,7 +134,7 @@ class InteractiveAuthorizationRequired(OpDbusError, prefix=_STANDARD):
 
 
 class UnknownObject(OpDbusError, prefix=_STANDARD):
-    """There is no such job any more, or not for this user."""
+    """There is no such job any more: it was cancelled, its result was fetched, or what ran it has ended."""
 
 
 class Failed(OpDbusError, prefix=_STANDARD):
@@ -151,11 +151,10 @@ class UnexpectedReply(OpDbusError):
 
 
 _BY_NAME = {kind.dbus_name: kind for kind in OpDbusError.__subclasses__() if kind.dbus_name}
+_NOT_THERE = {_STANDARD + name for name in ("ServiceUnknown", "NameHasNoOwner")}
 _NOT_REACHABLE = {
     _STANDARD + name
     for name in (
-        "ServiceUnknown",
-        "NameHasNoOwner",
         "NoReply",
         "Disconnected",
         "NoServer",
@@ -174,6 +173,10 @@ def from_reply(name: str, sentence: str) -> OpDbusError:
     kind = _BY_NAME.get(name)
     if kind is not None:
         return kind(sentence)
+    if name in _NOT_THERE:
+        # The bus knows no more than that.
+        where = "start it there (on the system's: systemctl start op-dbus), or name the bus that it is on"
+        return NotReachable(f"the service is not on this bus ({sentence}): {where}")
     if name in _NOT_REACHABLE or name.startswith(_NOT_STARTED):
         return NotReachable(sentence)
     return Failed(f"{name}: {sentence}")
