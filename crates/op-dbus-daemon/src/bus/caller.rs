@@ -2,6 +2,7 @@
 //! that end when their caller leaves.
 
 use std::collections::{HashMap, HashSet};
+use std::mem;
 use std::num::NonZeroU32;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -25,6 +26,8 @@ pub const BUS: &str = "org.freedesktop.DBus";
 /// Users are remembered for this many connections; a bus allows a user a few hundred. When it is
 /// full it starts anew, which costs each caller one more question to the bus.
 const USERS_MAX: usize = 4096;
+/// A connection keeps room for so many calls while it has none.
+const CALLS_KEPT: usize = 4;
 
 /// How often the bus is asked, and how long it has for its answer each time.
 const PATIENCE: (u32, Duration) = (5, Duration::from_secs(2));
@@ -48,18 +51,81 @@ pub struct Callers {
 
 /// Whose a direct connection is, and what the calls under way on it hold.
 struct Only {
-    sender: String,
+    sender: Arc<str>,
     uid: u32,
     gate: Arc<Gate>,
 }
 
 #[derive(Default)]
 struct Known {
-    users: HashMap<String, u32>,
-    calls: HashMap<String, HashMap<u64, CancellationToken>>,
+    /// Those that have calls under way, or whose user is known.
+    peers: HashMap<Arc<str>, Peer>,
+    /// How many users are known.
+    users: usize,
     next: u64,
     /// Nobody calls any more; what still comes is cancelled.
     ended: bool,
+}
+
+/// One connection.
+struct Peer {
+    name: Arc<str>,
+    /// Its user, once the bus has told it.
+    uid: Option<u32>,
+    calls: HashMap<u64, CancellationToken>,
+}
+
+impl Known {
+    /// Puts a call on the list. Tells the name that it stands under, and the user if that is known.
+    fn add(&mut self, name: &str, call: (u64, CancellationToken)) -> (Arc<str>, Option<u32>) {
+        if let Some(peer) = self.peers.get_mut(name) {
+            peer.calls.extend([call]);
+            return (peer.name.clone(), peer.uid);
+        }
+        let name: Arc<str> = name.into();
+        let peer = Peer { name: name.clone(), uid: None, calls: HashMap::from([call]) };
+        self.peers.insert(name.clone(), peer);
+        (name, None)
+    }
+
+    /// Takes a call off the list.
+    fn remove(&mut self, name: &str, number: u64) {
+        let Some(peer) = self.peers.get_mut(name) else { return };
+        peer.calls.remove(&number);
+        if peer.calls.is_empty() {
+            peer.calls.shrink_to(CALLS_KEPT);
+            if peer.uid.is_none() {
+                self.peers.remove(name);
+            }
+        }
+    }
+
+    /// Keeps the user of a connection, as long as this call of it is on the list.
+    fn remember(&mut self, name: &str, number: u64, uid: u32) {
+        let is_there = |peer: &Peer| peer.calls.contains_key(&number);
+        if !self.peers.get(name).is_some_and(is_there) {
+            return;
+        }
+        if self.users >= USERS_MAX {
+            self.users = 0;
+            self.peers.retain(|_, peer| {
+                peer.uid = None;
+                !peer.calls.is_empty()
+            });
+        }
+        if let Some(peer) = self.peers.get_mut(name)
+            && peer.uid.replace(uid).is_none()
+        {
+            self.users += 1;
+        }
+    }
+
+    /// Forgets a connection. Returns its calls.
+    fn forget(&mut self, name: &str) -> HashMap<u64, CancellationToken> {
+        let Some(peer) = self.peers.remove(name) else { return HashMap::new() };
+        self.users -= usize::from(peer.uid.is_some());
+        peer.calls
+    }
 }
 
 /// One call's caller. The call is forgotten when this is dropped.
@@ -83,12 +149,16 @@ impl Caller {
         &self.ticket.sender
     }
 
-    /// Waits until it may have a reply of so many bytes on its direct connection, and holds that until it is sent.
-    /// Returns at once on a bus, where it is the bus that holds it.
-    pub async fn room_on_line(&self, bytes: usize) {
-        if let Some(only) = &self.ticket.callers.only {
-            only.gate.room_for_reply(self.serial, bytes).await;
-        }
+    /// The same, for who keeps it.
+    pub fn name(&self) -> &Arc<str> {
+        &self.ticket.sender
+    }
+
+    /// What waits until it may have a reply of so many bytes on its direct connection, and holds that until it is
+    /// sent; none on a bus, where it is the bus that holds it.
+    pub fn room_on_line(&self, bytes: usize) -> Option<impl Future<Output = ()>> {
+        let only = self.ticket.callers.only.as_ref()?;
+        Some(only.gate.room_for_reply(self.serial, bytes))
     }
 
     /// What it and the others have not read.
@@ -100,28 +170,26 @@ impl Caller {
 /// Takes a call off the list.
 struct Ticket {
     callers: Arc<Callers>,
-    sender: String,
+    sender: Arc<str>,
     number: u64,
 }
 
 impl Drop for Ticket {
     fn drop(&mut self) {
-        let mut known = self.callers.known();
-        if let Some(calls) = known.calls.get_mut(&self.sender) {
-            calls.remove(&self.number);
-            if calls.is_empty() {
-                known.calls.remove(&self.sender);
-            }
-        }
+        self.callers.known().remove(&self.sender, self.number);
     }
 }
 
 impl Callers {
     /// The calls on a connection that `caller` alone can use, as long as it is on the bus.
     pub fn of_one(caller: &Caller, gate: Arc<Gate>) -> Self {
-        let only = Some(Only { sender: caller.sender().to_owned(), uid: caller.uid, gate });
+        let (sender, uid) = (caller.name().clone(), caller.uid);
+        // As one whose user is known it stays, and no call has to put it there anew.
+        let peer = Peer { name: sender.clone(), uid: Some(uid), calls: HashMap::new() };
+        let peers = HashMap::from([(sender.clone(), peer)]);
+        let known = Mutex::new(Known { peers, users: 1, ..Known::default() });
         let quota_told = caller.ticket.callers.quota_told.clone();
-        Self { only, quota_told, ..Self::default() }
+        Self { known, only: Some(Only { sender, uid, gate }), quota_told, ..Self::default() }
     }
 
     /// Registers a call and finds out whose it is. Only the first call of a connection has to ask
@@ -136,14 +204,13 @@ impl Callers {
     ) -> Result<Caller, Error> {
         let call_bytes = u64::from(header.primary().body_len());
         let (connection, serial) = (connection.clone(), header.primary().serial_num());
-        if let Some(Only { sender, uid, .. }) = &self.only {
-            let (ticket, cancel) = self.register(sender.clone());
-            return Ok(Caller { uid: *uid, cancel, connection, call_bytes, serial, ticket });
-        }
-        let sender = header.sender().map(ToString::to_string).unwrap_or_default();
-        let (ticket, cancel) = self.register(sender);
-        let known = self.known().users.get(&ticket.sender).copied();
-        let uid = match known {
+        let only = self.only.as_ref();
+        let sender = match only {
+            Some(only) => &*only.sender,
+            None => header.sender().map_or("", |sender| sender.as_str()),
+        };
+        let (ticket, cancel, known) = self.register(sender);
+        let uid = match only.map(|only| only.uid).or(known) {
             Some(uid) => uid,
             None => {
                 let uid = ask(&connection, &self.missed, &ticket.sender).await?;
@@ -154,8 +221,9 @@ impl Callers {
         Ok(Caller { uid, cancel, connection, call_bytes, serial, ticket })
     }
 
-    /// Registered before the bus is asked: a caller that leaves meanwhile is not missed.
-    fn register(self: &Arc<Self>, sender: String) -> (Ticket, CancellationToken) {
+    /// Registered before the bus is asked: a caller that leaves meanwhile is not missed. Tells its user as well, if
+    /// that is known.
+    fn register(self: &Arc<Self>, sender: &str) -> (Ticket, CancellationToken, Option<u32>) {
         let cancel = CancellationToken::default();
         let mut known = self.known();
         if known.ended {
@@ -163,39 +231,25 @@ impl Callers {
         }
         let number = known.next;
         known.next = known.next.wrapping_add(1);
-        known.calls.entry(sender.clone()).or_default().insert(number, cancel.clone());
-        (Ticket { callers: self.clone(), sender, number }, cancel)
+        let (sender, uid) = known.add(sender, (number, cancel.clone()));
+        (Ticket { callers: self.clone(), sender, number }, cancel, uid)
     }
 
     /// Not of a caller that has left while the bus was asked: nobody would forget it.
     fn remember(&self, ticket: &Ticket, uid: u32) {
-        let mut known = self.known();
-        let calls = known.calls.get(&ticket.sender);
-        if !calls.is_some_and(|calls| calls.contains_key(&ticket.number)) {
-            return;
-        }
-        if known.users.len() >= USERS_MAX {
-            known.users.clear();
-        }
-        known.users.insert(ticket.sender.clone(), uid);
+        self.known().remember(&ticket.sender, ticket.number, uid);
     }
 
     /// Cancels the calls of a connection that has left the bus, and forgets its user.
     pub(super) fn left(&self, name: &str) {
-        let (calls, _) = {
-            let mut known = self.known();
-            (known.calls.remove(name), known.users.remove(name))
-        };
-        for cancel in calls.into_iter().flatten().map(|(_, cancel)| cancel) {
-            cancel.cancel();
-        }
+        let calls = self.known().forget(name);
+        calls.into_values().for_each(|cancel| cancel.cancel());
         self.unread.left(name);
     }
 
     /// Who has called, to the best of our knowledge.
-    fn names(&self) -> HashSet<String> {
-        let known = self.known();
-        known.calls.keys().chain(known.users.keys()).cloned().collect()
+    fn names(&self) -> HashSet<Arc<str>> {
+        self.known().peers.keys().cloned().collect()
     }
 
     /// What is told when the bus has not answered in time.
@@ -219,21 +273,20 @@ impl Callers {
             let Some(Ok(answer)) = answer else { continue };
             let body = answer.body();
             let Ok(there) = body.deserialize::<HashSet<&str>>() else { continue };
-            let gone = names.iter().filter(|name| !there.contains(name.as_str()));
+            let gone = names.iter().filter(|name| !there.contains(&***name));
             gone.for_each(|name| self.left(name));
         }
     }
 
     /// Cancels all calls, those that are not registered yet as well: the connection is over.
     pub fn end(&self) {
-        let calls = {
+        let peers = {
             let mut known = self.known();
-            known.ended = true;
-            std::mem::take(&mut known.calls)
+            (known.ended, known.users) = (true, 0);
+            mem::take(&mut known.peers)
         };
-        for cancel in calls.into_values().flatten().map(|(_, cancel)| cancel) {
-            cancel.cancel();
-        }
+        let calls = peers.into_values().flat_map(|peer| peer.calls.into_values());
+        calls.for_each(|cancel| cancel.cancel());
     }
 
     /// Subscribes to departures; the future that comes back watches them until the connection ends.
@@ -272,7 +325,7 @@ impl Callers {
     /// Whether no call is on the list.
     #[cfg(test)]
     pub fn idle(&self) -> bool {
-        self.known().calls.is_empty()
+        self.known().peers.values().all(|peer| peer.calls.is_empty())
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {

@@ -3,6 +3,7 @@
 
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -114,7 +115,7 @@ impl Calls {
         let count = |error: &Error| self.service.call_failed(error.name());
         taken.inspect_err(count)?;
         let caller = self.callers.enter(connection, header).await.inspect_err(count)?;
-        let method = header.member().map(ToString::to_string).unwrap_or_default();
+        let method = header.member().map_or("", |member| member.as_str());
         let uid = caller.uid;
         let span = debug_span!("call", method, uid, sender = caller.sender());
         let work = work(self.clone(), caller);
@@ -128,7 +129,7 @@ impl Calls {
         // Not in a task of its own: zbus has made one for the message.
         let work = AssertUnwindSafe(work).catch_unwind();
         let result = work.instrument(span.clone()).await;
-        let result = result.unwrap_or_else(|_panic| Err(fault(&method)));
+        let result = result.unwrap_or_else(|_panic| Err(fault(method)));
         if let Err(error) = &result {
             let _entered = span.enter();
             debug!(error = error.name().as_str(), "refused: {}", without_quotes(error));
@@ -197,11 +198,8 @@ impl Calls {
         bytes: usize,
         deadline: Option<Instant>,
     ) -> Result<(), Error> {
-        let room = async {
-            caller.room_on_line(bytes).await;
-            Ok(())
-        };
-        in_time(caller, deadline, ROOM, room).await
+        let Some(room) = caller.room_on_line(bytes) else { return Ok(()) };
+        in_time(caller, deadline, ROOM, room.map(Ok)).await
     }
 
     /// Waits for room in the bus for a reply, as long as its caller does.
@@ -218,9 +216,14 @@ impl Calls {
         if self.service.now().settings().bus == Bus::Session {
             return Ok(());
         }
+        let mut room = pin!(caller.unread().room(caller, reply));
+        // Almost always there is, and nothing has to be waited for.
+        if let Some(end) = room.as_mut().now_or_never() {
+            return end;
+        }
         // A stop waits for it, as for what is computed.
         let _replying = self.service.replying();
-        in_time(caller, deadline, ROOM, caller.unread().room(caller, reply)).await
+        in_time(caller, deadline, ROOM, room).await
     }
 
     /// The model that answers a call of so many texts and bytes, which waits for it as long as its caller does.
@@ -234,7 +237,11 @@ impl Calls {
         level: Option<Level>,
         deadline: Option<Instant>,
     ) -> Result<Arc<Served>, Error> {
-        let serving = self.service.serving_to(caller.uid, size, level, deadline);
+        let mut serving = pin!(self.service.serving_to(caller.uid, size, level, deadline));
+        // Almost always it is there at once, and no caller can leave meanwhile.
+        if let Some(end) = serving.as_mut().now_or_never() {
+            return Ok(end?);
+        }
         while_wanted(caller, None, async { Ok(serving.await?) }).await
     }
 }

@@ -1,7 +1,8 @@
 //! Our end of the connection to the bus, which ends a connection that sends a message beyond its limit.
 
 use std::io;
-use std::mem::MaybeUninit;
+use std::mem::{self, MaybeUninit};
+use std::ops::Range;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::SocketAddr;
@@ -24,6 +25,8 @@ use crate::settings::Bus;
 
 /// Descriptors of one message at most, by the kernel (`SCM_MAX_FD`).
 const DESCRIPTORS_MAX: usize = 253;
+/// What is read at once: some fifty small calls, which come together from clients that have many under way.
+const READ_BYTES: usize = 16 << 10;
 /// An error of ours has a quarter of it; what has more quotes what was asked for. dbus-daemon takes 32 MiB, of a call
 /// as of its reply.
 const ERROR_BYTES_MAX: usize = 64 << 10;
@@ -38,7 +41,7 @@ pub async fn builder(bus: &Bus) -> zbus::Result<Builder<'static>> {
     let Some(address) = bus.address() else { return Ok(bus.builder()) };
     let Some(socket) = socket_of(&address)? else { return Ok(bus.builder()) };
     match connect(socket).await {
-        Ok(stream) => Ok(Builder::socket(Socket(Arc::new(stream)))),
+        Ok(stream) => Ok(Builder::socket(Socket(stream))),
         Err(error) => Err(zbus::Error::Connection(Arc::new(error), Box::new(address))),
     }
 }
@@ -66,25 +69,59 @@ async fn connect(socket: SocketAddr) -> io::Result<UnixStream> {
 }
 
 /// Both halves of it.
-#[derive(Clone, Debug)]
-struct Socket(Arc<UnixStream>);
+struct Socket(UnixStream);
 
 impl zbus::connection::Socket for Socket {
-    type ReadHalf = Self;
-    type WriteHalf = Self;
+    type ReadHalf = Reader;
+    type WriteHalf = Writer;
 
-    fn split(self) -> Split<Self, Self> {
-        Split::new(self.clone(), self)
+    fn split(self) -> Split<Reader, Writer> {
+        let stream = Arc::new(self.0);
+        Split::new(Reader::new(stream.clone()), Writer(stream))
+    }
+}
+
+/// Reads what there is, and hands it on in the pieces that zbus asks for: a message takes two of them.
+#[derive(Debug)]
+struct Reader {
+    stream: Arc<UnixStream>,
+    buffer: Vec<u8>,
+    /// Where in it lies what was read and not handed on.
+    ahead: Range<usize>,
+    /// What came with that, for the message of its last byte: the kernel reads no further than what descriptors were
+    /// sent with, and a bus sends a message that has some by itself. Before it there may be others that have none.
+    descriptors: Vec<OwnedFd>,
+    /// For descriptors to come in.
+    space: Box<[MaybeUninit<u8>]>,
+}
+
+impl Reader {
+    fn new(stream: Arc<UnixStream>) -> Self {
+        let space = Box::new_uninit_slice(rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX)));
+        Self { stream, buffer: vec![0; READ_BYTES], ahead: 0..0, descriptors: Vec::new(), space }
     }
 }
 
 #[async_trait]
-impl ReadHalf for Socket {
+impl ReadHalf for Reader {
     async fn recvmsg(&mut self, buffer: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
         // A message without its descriptors, of which the service has too many open, is refused by who reads it.
-        let received = wire::receive(&self.0, buffer, &mut space).await?;
-        Ok((received.bytes, received.descriptors))
+        if self.ahead.is_empty() && buffer.len() >= self.buffer.len() {
+            // The rest of one message, and nothing behind it.
+            let received = wire::receive(&self.stream, buffer, &mut self.space).await?;
+            return Ok((received.bytes, received.descriptors));
+        }
+        if self.ahead.is_empty() {
+            let received = wire::receive(&self.stream, &mut self.buffer, &mut self.space).await?;
+            (self.ahead, self.descriptors) = (0..received.bytes, received.descriptors);
+        }
+        let length = buffer.len().min(self.ahead.len());
+        let end = self.ahead.start + length;
+        buffer[..length].copy_from_slice(&self.buffer[self.ahead.start..end]);
+        self.ahead.start = end;
+        let is_last = self.ahead.is_empty();
+        let descriptors = if is_last { mem::take(&mut self.descriptors) } else { Vec::new() };
+        Ok((length, descriptors))
     }
 
     fn can_pass_unix_fd(&self) -> bool {
@@ -92,8 +129,12 @@ impl ReadHalf for Socket {
     }
 }
 
+/// Sends messages one by one.
+#[derive(Debug)]
+struct Writer(Arc<UnixStream>);
+
 #[async_trait]
-impl WriteHalf for Socket {
+impl WriteHalf for Writer {
     async fn send_message(&mut self, message: &Message) -> zbus::Result<()> {
         let short = shortened(message)?;
         Ok(wire::send(&self.0, short.as_ref().unwrap_or(message)).await?)
@@ -131,27 +172,4 @@ fn shortened(message: &Message) -> zbus::Result<Option<Message>> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_error_quotes_no_more_than_the_bus_takes() {
-        let call = Message::method_call("/a", "B").sender(":1.7").build(&()).unwrap();
-        let refused = |text: &str| {
-            let name = "org.freedesktop.DBus.Error.UnknownObject";
-            Message::error(&call.header(), name).build(&text).unwrap()
-        };
-        assert!(shortened(&call).unwrap().is_none());
-        assert!(shortened(&refused("no such object")).unwrap().is_none());
-        let whole = refused(&format!("Unknown object '/{}'", "a".repeat(1 << 20)));
-        let short = shortened(&whole).unwrap().unwrap();
-        assert!(short.data().len() < ERROR_BYTES_MAX);
-        let (is, was) = (short.header(), whole.header());
-        assert_eq!(is.reply_serial(), was.reply_serial());
-        assert_eq!(is.destination(), was.destination());
-        assert_eq!(is.error_name(), was.error_name());
-        let body = short.body();
-        let text: &str = body.deserialize().unwrap();
-        assert!(text.starts_with("Unknown object '/aaa") && text.ends_with("aaa'"), "{text}");
-    }
-}
+mod tests;

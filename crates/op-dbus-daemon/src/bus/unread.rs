@@ -3,13 +3,13 @@
 //! waits until its caller has read others.
 
 mod account;
+mod shares;
 
-use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
-use op_dbus_api::{Error, ErrorName, INLINE_REPLY_BYTES_MAX};
+use op_dbus_api::{Error, ErrorName};
 use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 use zbus::{Connection, fdo};
@@ -18,6 +18,7 @@ use super::caller::Caller;
 use super::reply::TOKEN_HELD;
 use crate::telemetry::OncePerUserAndMinute;
 use account::{Side, lying, own_name};
+use shares::{Share, Shares, Standing, Sums};
 
 /// Three quarters of the bytes that dbus-daemon keeps of one connection by default (127 MiB, `max_incoming_bytes` of
 /// dbus-daemon(1)). What the rest is for is not counted here: signals, properties, refusals.
@@ -92,110 +93,51 @@ impl Reply {
 /// The replies to all callers on one bus.
 #[derive(Default)]
 pub struct Unread {
-    callers: Mutex<HashMap<String, Share>>,
-    /// When the bus last did not tell what it keeps.
-    untold: Mutex<Option<Instant>>,
+    known: Mutex<Known>,
     /// For one look at all of them at a time.
     looking: tokio::sync::Mutex<()>,
     told: OncePerUserAndMinute,
 }
 
-/// Bytes of the replies to one caller.
-#[derive(Clone, Copy, Debug, Default)]
-struct Share {
-    uid: u32,
-    /// Unread when the bus was asked.
-    lies: u64,
-    /// Sent before that, and not necessarily in the bus then.
-    before: u64,
-    /// Sent since.
-    since: u64,
-    /// Held by calls whose replies wait.
-    held: u64,
-    looked: Option<Instant>,
-    /// When less lay there than before, last.
-    read: Option<Instant>,
-    /// When it was given room for a reply that is sent for a while.
-    long: Option<Instant>,
+/// What is known of the bus.
+#[derive(Default)]
+struct Known {
+    shares: Shares,
+    /// When it last did not tell what it keeps.
+    untold: Option<Instant>,
 }
 
-impl Share {
-    fn unread(&self) -> u64 {
-        self.lies.saturating_add(self.before).saturating_add(self.since)
+impl Known {
+    fn is_untold(&self) -> bool {
+        self.untold.is_some_and(|asked| asked.elapsed() < ASK_AGAIN)
     }
 
-    /// When the bus was asked, and this was so, `lies` were unread.
-    fn learn(&mut self, was: Self, lies: u64) {
-        let before = self.unread();
-        // Others send to it as well: their bytes count as ours at most as long as ours did.
-        self.lies = lies.min(was.unread());
-        self.before = was.since;
-        self.since = self.since.saturating_sub(was.since);
-        self.looked = Some(Instant::now());
-        if self.unread() < before {
-            self.read = self.looked;
+    fn standing(&self, caller: &Caller) -> Standing {
+        self.shares.standing((caller.sender(), caller.uid))
+    }
+
+    /// Takes room if there is any for who stands so, but not before replies that wait for it, unless it is one of
+    /// those.
+    fn enter(&mut self, caller: &Caller, stands: Standing, reply: Reply, waits: bool) -> bool {
+        let bytes = reply.unread();
+        let is_behind = stands.held.its > 0 && !waits;
+        let fits = self.is_untold() || (!is_behind && stands.unread.fit(bytes));
+        if fits {
+            self.add(caller, |share| {
+                share.since = share.since.saturating_add(bytes);
+                if reply.is_long() {
+                    share.long = Some(Instant::now());
+                }
+            });
         }
+        fits
     }
 
-    /// Whether all that had room is in the bus, or will be before it is asked twice.
-    fn is_sent(&self) -> bool {
-        self.long.is_none_or(|long| long.elapsed() >= LOOK_AGAIN)
-    }
-}
-
-/// How the caller, its user and all other users stand.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Sums {
-    its: u64,
-    own: u64,
-    others: u64,
-}
-
-impl Sums {
-    fn of(
-        callers: &HashMap<String, Share>,
-        (name, uid): (&str, u32),
-        bytes: impl Fn(&Share) -> u64,
-    ) -> Self {
-        let mut sums = Self::default();
-        for (of, share) in callers {
-            let sum = if share.uid == uid { &mut sums.own } else { &mut sums.others };
-            *sum = sum.saturating_add(bytes(share));
-            if of == name {
-                sums.its = bytes(share);
-            }
+    /// Nothing to one that has left already: nobody would forget it.
+    fn add(&mut self, caller: &Caller, change: impl FnOnce(&mut Share)) {
+        if !caller.cancel.is_cancelled() {
+            self.shares.add((caller.name(), caller.uid), change);
         }
-        sums
-    }
-
-    /// What one user may have of `pool`: half of what the others leave. So nobody can fill it, however many they are.
-    const fn user_max(&self, pool: u64) -> u64 {
-        pool.saturating_sub(self.others) / 2
-    }
-
-    /// Whether a reply has room in the bus. A connection has half of what its user may have, or all of it for its
-    /// only reply. Small ones of a connection and the first of a user also fit where others of the user, or other
-    /// users, leave no more than that.
-    fn fit(&self, reply: u64) -> bool {
-        let (user_max, all) = (self.user_max(POOL_BYTES), self.all().saturating_add(reply));
-        let its_max = if self.its == 0 { user_max } else { user_max / 2 };
-        let is_within =
-            self.own.saturating_add(reply) <= user_max && self.its.saturating_add(reply) <= its_max;
-        let is_small = self.its.saturating_add(reply) <= SMALL_BYTES
-            && self.own.saturating_add(reply) <= user_max + SMALL_ALL_BYTES
-            && all <= POOL_BYTES;
-        let is_first = self.own == 0 && all <= POOL_BYTES + u64::from(INLINE_REPLY_BYTES_MAX);
-        is_within || is_small || is_first
-    }
-
-    /// Whether there is room for half as much only. It is time to look, before anybody has to wait for it.
-    const fn is_much(&self) -> bool {
-        let user_max = self.user_max(POOL_BYTES);
-        self.own > user_max / 2 || self.its > user_max / 4
-    }
-
-    const fn all(&self) -> u64 {
-        self.own.saturating_add(self.others)
     }
 }
 
@@ -208,9 +150,8 @@ struct Held<'a> {
 
 impl Drop for Held<'_> {
     fn drop(&mut self) {
-        if let Some(share) = self.unread.callers().get_mut(self.caller) {
-            share.held = share.held.saturating_sub(self.bytes);
-        }
+        let gives_back = |share: &mut Share| share.held = share.held.saturating_sub(self.bytes);
+        self.unread.known().shares.change(self.caller, gives_back);
     }
 }
 
@@ -224,11 +165,14 @@ impl Unread {
         if !caller.connection.is_bus() {
             return Ok(());
         }
-        // Before it takes room: a look that came between that and the sending would not see the reply.
-        if self.sums(caller).is_much() && !self.is_untold() {
-            self.look(&caller.connection).await;
-        }
-        if self.enter(caller, reply, false) {
+        let has_entered = match self.enter_at_once(caller, reply) {
+            Some(has_entered) => has_entered,
+            None => {
+                self.look(&caller.connection).await;
+                self.enter(caller, reply, false)
+            }
+        };
+        if has_entered {
             return Ok(());
         }
         let _held = self.hold(caller, reply)?;
@@ -261,29 +205,28 @@ impl Unread {
 
     /// Forgets a caller that has left the bus: what it left is gone with it.
     pub fn left(&self, caller: &str) {
-        self.callers().remove(caller);
+        self.known().shares.remove(caller);
     }
 
-    /// Takes room if there is any, but not before replies that wait for it, unless it is one of those.
+    /// Whether a reply that has come has taken room; none where it is time to look before it does: a look that came
+    /// between that and the sending would not see it.
+    fn enter_at_once(&self, caller: &Caller, reply: Reply) -> Option<bool> {
+        let mut known = self.known();
+        let stands = known.standing(caller);
+        let is_due = stands.unread.is_much() && !known.is_untold();
+        (!is_due).then(|| known.enter(caller, stands, reply, false))
+    }
+
     fn enter(&self, caller: &Caller, reply: Reply, waits: bool) -> bool {
-        let bytes = reply.unread();
-        let is_untold = self.is_untold();
-        let mut callers = self.callers();
-        let is_behind = callers.get(caller.sender()).is_some_and(|share| share.held > 0) && !waits;
-        let fits = is_untold || (!is_behind && unread(&callers, caller).fit(bytes));
-        if fits && let Some(share) = share(&mut callers, caller) {
-            share.since = share.since.saturating_add(bytes);
-            if reply.is_long() {
-                share.long = Some(Instant::now());
-            }
-        }
-        fits
+        let mut known = self.known();
+        let stands = known.standing(caller);
+        known.enter(caller, stands, reply, waits)
     }
 
     fn hold<'a>(&'a self, caller: &'a Caller, reply: Reply) -> Result<Held<'a>, Error> {
         let bytes = reply.held().saturating_add(caller.call_bytes).saturating_add(CALL_BYTES);
-        let mut callers = self.callers();
-        let held = Sums::of(&callers, (caller.sender(), caller.uid), |share| share.held);
+        let mut known = self.known();
+        let held = known.standing(caller).held;
         let held_max = held.user_max(HELD_BYTES);
         if held.own.saturating_add(bytes) > held_max {
             let message = format!(
@@ -293,30 +236,23 @@ impl Unread {
             );
             return Err(Error::new(ErrorName::Overloaded, message));
         }
-        if let Some(share) = share(&mut callers, caller) {
-            share.held = share.held.saturating_add(bytes);
-        }
+        known.add(caller, |share| share.held = share.held.saturating_add(bytes));
         Ok(Held { unread: self, caller: caller.sender(), bytes })
     }
 
     fn sums(&self, caller: &Caller) -> Sums {
-        unread(&self.callers(), caller)
+        self.known().standing(caller).unread
     }
 
     /// When the caller was last seen to have read.
     fn read(&self, caller: &Caller) -> Option<Instant> {
-        self.callers().get(caller.sender()).and_then(|share| share.read)
-    }
-
-    fn is_untold(&self) -> bool {
-        let untold = self.untold.lock().unwrap_or_else(PoisonError::into_inner);
-        untold.is_some_and(|asked| asked.elapsed() < ASK_AGAIN)
+        self.known().shares.get(caller.sender()).and_then(|share| share.read)
     }
 
     /// Asks the bus what lies there from us, and where that is much for whom, unless somebody does.
     async fn look(&self, connection: &Connection) {
         let Ok(_alone) = self.looking.try_lock() else { return };
-        let known: Vec<_> = self.callers().iter().map(|(name, was)| (name.clone(), *was)).collect();
+        let known = self.known().shares.all();
         let answer = async {
             if lying(connection, Side::Sent, &own_name(connection)).await? > LITTLE_BYTES {
                 return self.look_at_each(connection, known).await;
@@ -329,21 +265,21 @@ impl Unread {
         let Ok(end) = timeout(LOOK_MAX, answer).await else { return };
         // Its policy, or another kind of bus, whose accounts are the receivers'.
         if let Err(error) = end {
-            let mut untold = self.untold.lock().unwrap_or_else(PoisonError::into_inner);
+            let before = self.known().untold.replace(Instant::now());
             // Not each minute: some never will.
-            if untold.replace(Instant::now()).is_none() {
+            if before.is_none() {
                 info!("the bus does not tell what callers leave unread there ({error})");
             }
         }
-        self.callers().retain(|_, share| share.unread() > 0 || share.held > 0);
+        self.known().shares.forget_empty();
     }
 
     async fn look_at_each(
         &self,
         connection: &Connection,
-        known: Vec<(String, Share)>,
+        known: Vec<(Arc<str>, Share)>,
     ) -> zbus::Result<()> {
-        let is_due = |(_, share): &(String, Share)| {
+        let is_due = |(_, share): &(Arc<str>, Share)| {
             let is_old = share.looked.is_none_or(|looked| looked.elapsed() >= LOOK_AGAIN);
             share.unread() > 0 && is_old
         };
@@ -361,28 +297,12 @@ impl Unread {
     }
 
     fn learn(&self, name: &str, was: Share, lies: u64) {
-        if let Some(share) = self.callers().get_mut(name) {
-            share.learn(was, lies);
-        }
+        self.known().shares.change(name, |share| share.learn(was, lies));
     }
 
-    fn callers(&self) -> MutexGuard<'_, HashMap<String, Share>> {
-        self.callers.lock().unwrap_or_else(PoisonError::into_inner)
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-fn unread(callers: &HashMap<String, Share>, caller: &Caller) -> Sums {
-    Sums::of(callers, (caller.sender(), caller.uid), Share::unread)
-}
-
-/// None of one that has left already: nobody would forget it.
-fn share<'a>(callers: &'a mut HashMap<String, Share>, caller: &Caller) -> Option<&'a mut Share> {
-    if caller.cancel.is_cancelled() {
-        return None;
-    }
-    let share = callers.entry(caller.sender().to_owned()).or_default();
-    share.uid = caller.uid;
-    Some(share)
 }
 
 fn refusal(caller: &Caller, Sums { its, own, others }: Sums) -> Error {

@@ -10,6 +10,7 @@ use rustix::net::{
 };
 use tokio::io::Interest;
 use tokio::net::UnixStream;
+use tokio::task::coop::consume_budget;
 use zbus::Message;
 
 /// Descriptors of one of our messages; no reply has more.
@@ -23,6 +24,14 @@ pub struct Received {
     pub is_cut: bool,
 }
 
+impl Received {
+    /// Whether nothing was left behind it, with room for so many bytes. The kernel stops behind descriptors, those
+    /// that were lost as well, whatever follows.
+    fn is_all(&self, room: usize) -> bool {
+        (1..room).contains(&self.bytes) && self.descriptors.is_empty() && !self.is_cut
+    }
+}
+
 /// Waits until something comes, and takes it; `space` is for its descriptors.
 ///
 /// # Errors
@@ -32,7 +41,26 @@ pub async fn receive(
     buffer: &mut [u8],
     space: &mut [MaybeUninit<u8>],
 ) -> io::Result<Received> {
-    stream.async_io(Interest::READABLE, || receive_once(stream, buffer, space)).await
+    loop {
+        stream.readable().await?;
+        // A peer that always has more does not keep the thread: as `async_io` would.
+        consume_budget().await;
+        let mut all = None;
+        let result = stream.try_io(Interest::READABLE, || {
+            let received = receive_once(stream, buffer, space)?;
+            if !received.is_all(buffer.len()) {
+                return Ok(received);
+            }
+            // No other call has to find out: Tokio then waits until more comes, as its own reading does.
+            all = Some(received);
+            Err(io::ErrorKind::WouldBlock.into())
+        });
+        match (all, result) {
+            (Some(received), _) => return Ok(received),
+            (None, Err(error)) if error.kind() == io::ErrorKind::WouldBlock => {}
+            (None, result) => return result,
+        }
+    }
 }
 
 fn receive_once(
@@ -93,4 +121,28 @@ fn send_once(
     }
     let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
     Ok(sendmsg(stream, &[IoSlice::new(bytes)], &mut ancillary, flags)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::pipe;
+
+    use futures_util::FutureExt;
+
+    use super::*;
+
+    /// They are where the service may have no more of them.
+    #[tokio::test]
+    async fn what_waits_behind_lost_descriptors_is_read() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let (sent, _) = pipe().unwrap();
+        send_some(&theirs, b"first", &[sent.as_fd()]).await.unwrap();
+        send_some(&theirs, b"second", &[]).await.unwrap();
+        let mut buffer = [0; 64];
+        let first = receive(&ours, &mut buffer, &mut []).await.unwrap();
+        assert!(first.bytes == 5 && first.is_cut && first.descriptors.is_empty());
+        let second = receive(&ours, &mut buffer, &mut []).now_or_never();
+        assert_eq!(second.expect("it is there").unwrap().bytes, 6);
+        assert!(ours.readable().now_or_never().is_none(), "it is known that nothing is left");
+    }
 }

@@ -11,13 +11,46 @@ use super::*;
 #[test]
 fn who_leaves_while_the_bus_is_asked_is_not_remembered() {
     let callers = Arc::<Callers>::default();
-    let (stays, _) = callers.register(":1.1".to_owned());
-    let (leaves, cancel) = callers.register(":1.2".to_owned());
+    let (stays, ..) = callers.register(":1.1");
+    let (leaves, cancel, _) = callers.register(":1.2");
     callers.left(":1.2");
     callers.remember(&stays, 1);
     callers.remember(&leaves, 2);
     assert!(cancel.is_cancelled());
-    assert_eq!(callers.known().users, HashMap::from([(":1.1".to_owned(), 1)]));
+    assert_eq!(users(&callers), [(":1.1".to_owned(), Some(1))]);
+    drop((stays, leaves));
+    assert_eq!(users(&callers), [(":1.1".to_owned(), Some(1))]);
+    callers.left(":1.1");
+    assert!(users(&callers).is_empty());
+}
+
+/// Who is known, with the user where that is.
+fn users(callers: &Callers) -> Vec<(String, Option<u32>)> {
+    let known = callers.known();
+    let users: Vec<_> =
+        known.peers.values().map(|peer| (peer.name.to_string(), peer.uid)).collect();
+    assert_eq!(users.iter().filter(|(_, uid)| uid.is_some()).count(), known.users);
+    users
+}
+
+/// Whoever they were: a call under way is told that its caller has left.
+#[test]
+fn so_many_users_are_known_and_no_call_is_forgotten_with_them() {
+    let callers = Arc::<Callers>::default();
+    let (under_way, cancel, _) = callers.register(":0.1");
+    callers.remember(&under_way, 1);
+    for number in 1..USERS_MAX {
+        let (ticket, ..) = callers.register(&format!(":1.{number}"));
+        callers.remember(&ticket, 2);
+    }
+    assert_eq!(users(&callers).len(), USERS_MAX);
+    let (one_more, ..) = callers.register(":2.1");
+    callers.remember(&one_more, 3);
+    assert_eq!(users(&callers).len(), 2);
+    let (_next, _, uid) = callers.register(":0.1");
+    assert_eq!((uid, callers.register(":2.1").2), (None, Some(3)));
+    callers.left(":0.1");
+    assert!(cancel.is_cancelled());
 }
 
 #[tokio::test]
@@ -43,12 +76,12 @@ async fn who_left_when_nothing_was_told_is_missed() {
     let (server, bus) = peers().await;
     let mut asked = MessageStream::from(&bus);
     let callers = Arc::<Callers>::default();
-    let (_stays, here) = callers.register(":1.1".to_owned());
-    let (_leaves, gone) = callers.register(":1.2".to_owned());
+    let (_stays, here, _) = callers.register(":1.1");
+    let (_leaves, gone, _) = callers.register(":1.2");
     callers.missed().notify_one();
     let found = async {
         let question = asked.next().await.unwrap().unwrap();
-        let (_late, new) = callers.register(":1.3".to_owned());
+        let (_late, new, _) = callers.register(":1.3");
         bus.reply(&question.header(), &vec![BUS, ":1.1"]).await.unwrap();
         gone.cancelled().await;
         assert!(!here.is_cancelled() && !new.is_cancelled());
@@ -57,14 +90,14 @@ async fn who_left_when_nothing_was_told_is_missed() {
         () = callers.look(&server, Duration::ZERO) => {}
         () = found => {}
     }
-    assert_eq!(callers.names(), HashSet::from([":1.1".to_owned()]));
+    assert_eq!(callers.names(), HashSet::from([Arc::<str>::from(":1.1")]));
 }
 
 /// Whatever the header says, and whoever made the socket.
 #[tokio::test]
 async fn a_direct_connection_is_whose_it_was_opened_for() {
     let (server, _client) = peers().await;
-    let (ticket, cancel) = Arc::<Callers>::default().register(":1.5".to_owned());
+    let (ticket, cancel, _) = Arc::<Callers>::default().register(":1.5");
     let (connection, serial) = (server.clone(), NonZeroU32::MIN);
     let opener = Caller { uid: 4711, cancel, connection, call_bytes: 0, serial, ticket };
     let gate = Arc::new(Gate::new(UserRoom::of(None)));

@@ -1,5 +1,7 @@
 //! What has room, and what does not, without a bus.
 
+use op_dbus_api::INLINE_REPLY_BYTES_MAX;
+
 use super::*;
 
 const LARGE: u64 = INLINE_REPLY_BYTES_MAX as u64 + REPLY_BYTES;
@@ -8,14 +10,47 @@ fn sums(its: u64, own: u64, others: u64) -> Sums {
     Sums { its: its << 20, own: own << 20, others: others << 20 }
 }
 
+/// How a caller stands, by going through all of them.
+fn counted(shares: &Shares, (name, uid): (&str, u32)) -> Standing {
+    let sums = |bytes: fn(&Share) -> u64| {
+        let all = shares.all();
+        let sum = |is: &dyn Fn(&str, u32) -> bool| -> u64 {
+            all.iter()
+                .filter(|(name, share)| is(name, share.uid))
+                .map(|(_, share)| bytes(share))
+                .sum()
+        };
+        let its = sum(&|of, _| of == name);
+        Sums { its, own: sum(&|_, of| of == uid), others: sum(&|_, of| of != uid) }
+    };
+    Standing { unread: sums(Share::unread), held: sums(|share| share.held) }
+}
+
 #[test]
-fn callers_users_and_others_are_summed() {
-    let share = |uid, lies| Share { uid, lies, before: 1, since: 1, ..Share::default() };
-    let callers = [(":1", share(1, 10)), (":2", share(1, 20)), (":3", share(2, 40))];
-    let callers = callers.map(|(name, share)| (name.to_owned(), share)).into();
-    let of = |who| Sums::of(&callers, who, Share::unread);
-    assert_eq!(of((":1", 1)), Sums { its: 12, own: 34, others: 42 });
-    assert_eq!(of((":4", 2)), Sums { its: 0, own: 42, others: 34 });
+fn callers_users_and_others_are_summed_whatever_changes() {
+    let mut shares = Shares::default();
+    let callers = [(":1", 1), (":2", 1), (":3", 2), (":4", 3)];
+    let callers = callers.map(|(name, uid)| (Arc::<str>::from(name), uid));
+    for step in 0..1000_u64 {
+        let (name, uid) = &callers[(step % 4) as usize];
+        match step * 7 / 4 % 9 {
+            0..4 => shares.add((name, *uid), |share| share.since += step),
+            4 => shares.add((name, *uid), |share| share.held += step),
+            5 => shares.change(name, |share| share.held /= 2),
+            6 => shares.change(name, |share| share.learn(*share, step % 50)),
+            7 => shares.forget_empty(),
+            _ => shares.remove(name),
+        }
+        for (name, uid) in &callers {
+            let who = (&**name, *uid);
+            assert_eq!(shares.standing(who), counted(&shares, who), "after step {step}");
+        }
+    }
+    assert!(!shares.all().is_empty());
+    for (name, _) in &callers {
+        shares.remove(name);
+    }
+    assert_eq!(shares.standing((":1", 1)), Standing::default());
 }
 
 #[test]
@@ -43,14 +78,13 @@ fn nobody_fills_the_account() {
     const ACCOUNT: u64 = 127 << 20;
     let descriptor = DESCRIPTOR_BYTES + REPLY_BYTES;
     for reply in [REPLY_BYTES, SMALL_BYTES, 1 << 20, descriptor, LARGE] {
-        let (mut callers, mut all) = (HashMap::new(), 0);
+        let (mut shares, mut all) = (Shares::default(), 0);
         for uid in 0..20 {
             for number in 0..20 {
-                let name = format!(":{uid}.{number}");
-                while Sums::of(&callers, (&name, uid), Share::unread).fit(reply) {
-                    let share: &mut Share = callers.entry(name.clone()).or_default();
-                    (share.uid, all) = (uid, all + reply);
-                    share.since += reply;
+                let name: Arc<str> = format!(":{uid}.{number}").into();
+                while shares.standing((&name, uid)).unread.fit(reply) {
+                    shares.add((&name, uid), |share| share.since += reply);
+                    all += reply;
                 }
             }
         }
