@@ -216,11 +216,8 @@ async fn exit_codes() -> Outcome {
     assert_eq!(finish(command, "").await?.code, Some(3));
     for (kind, address, named) in [
         ("system", "junk", "DBUS_SYSTEM_BUS_ADDRESS, which is junk"),
-        (
-            "session",
-            "unix:path=/nonexistent",
-            "DBUS_SESSION_BUS_ADDRESS, which is unix:path=/nonexistent",
-        ),
+        ("session", "unix:path=/none", "DBUS_SESSION_BUS_ADDRESS, which is unix:path=/none"),
+        ("session", "", "DBUS_SESSION_BUS_ADDRESS is set and empty; unset it"),
     ] {
         for word in ["status", "daemon"] {
             let mut command = clean(op_dbus());
@@ -275,6 +272,7 @@ async fn a_name_beside_all_is_not_passed_over() -> Outcome {
     let refused = finish(command, "").await?;
     let said = "`mini` is not a level or a built-in model";
     assert!(refused.code == Some(2) && refused.stderr.contains(said), "{}", refused.stderr);
+    assert!(refused.stderr.contains("`op-dbus models import PATH`"), "{}", refused.stderr);
     let apart = ["pull", "low", "--from", "x", "--source", "hub"];
     let refused = models(nothing.path(), &apart).await?;
     assert!(

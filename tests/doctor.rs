@@ -1,5 +1,6 @@
 //! What is missing on a machine, and what its administrator is told to do about it.
 
+mod cards;
 mod folders;
 
 use std::fs;
@@ -23,7 +24,7 @@ use crate::remote::fleet;
 
 /// The tests of this module, and of those below.
 pub fn all() -> Vec<Test> {
-    [tests(), folders::tests()].into_iter().flatten().collect()
+    [tests(), cards::tests(), folders::tests()].into_iter().flatten().collect()
 }
 
 tests! {
@@ -316,13 +317,13 @@ async fn settings_that_the_model_does_not_fit_are_seen_by_a_look() -> Outcome {
     Ok(())
 }
 
-/// A `PATH` with a `systemctl` of the test's own, which tells of a unit with these lines.
-fn path_to_a_unit(setup: &Setup, lines: &str) -> Outcome<String> {
+/// A `PATH` with a program of the test's own in the place of the machine's.
+fn path_to(setup: &Setup, name: &str, script: &str) -> Outcome<String> {
     let programs = setup.path("programs");
     fs::create_dir_all(&programs)?;
-    let systemctl = programs.join("systemctl");
-    fs::write(&systemctl, format!("#!/bin/sh\ncat <<'END'\n{lines}END\n"))?;
-    fs::set_permissions(&systemctl, fs::Permissions::from_mode(0o755))?;
+    let program = programs.join(name);
+    fs::write(&program, format!("#!/bin/sh\n{script}\n"))?;
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755))?;
     Ok(format!("{}:{}", programs.display(), std::env::var("PATH")?))
 }
 
@@ -331,7 +332,7 @@ async fn the_installed_unit_is_looked_at() -> Outcome {
     let setup = Setup::real("low")?;
     let shown = "LoadState=loaded\nUser=root\nProtectSystem=strict\nProtectHome=yes\n\
                  Environment=OP_DBUS_VECTOR_LEVEL=low OP_DBUS_CACHE_DIR=/run/user/0/cache\n";
-    let path = path_to_a_unit(&setup, shown)?;
+    let path = path_to(&setup, "systemctl", &format!("cat <<'END'\n{shown}END"))?;
     let doctor = async |variables: &[(&str, &str)]| -> Outcome<Value> {
         let mut command = clean(op_dbus());
         command.args(["doctor", "--quick", "--json"]).arg("--state-file").arg(setup.state_file());
@@ -367,12 +368,12 @@ async fn a_credential_of_the_unit_is_shown_to_the_fleet() -> Outcome {
     setup.write_config()?;
     let remote = async |credential: &str| -> Outcome<Value> {
         let unit = format!(
-            "LoadState=loaded\nPrivateNetwork=no\nEnvironment=OP_DBUS_CONFIG={}\n{credential}\n",
+            "LoadState=loaded\nPrivateNetwork=no\nEnvironment=OP_DBUS_CONFIG={}\n{credential}",
             setup.config_file().display()
         );
         let mut command = clean(op_dbus());
         command.args(["doctor", "remote", "--json"]).arg("--state-file").arg(setup.state_file());
-        command.env("PATH", path_to_a_unit(&setup, &unit)?);
+        command.env("PATH", path_to(&setup, "systemctl", &format!("cat <<'END'\n{unit}\nEND"))?);
         let found: Value = serde_json::from_str(&finish(command, "").await?.stdout)?;
         Ok(found["providers"][0]["checks"].clone())
     };

@@ -21,6 +21,7 @@ tests! {
     http_shows_what_works: [Bus, Bash, Curl, OpenSsl, PythonHttp, PythonPackages],
     tune_and_operate_show_what_works: [Bus, Bash, Busctl, Gdbus, Jq, Low, Medium, Ggml],
     what_is_not_run_is_still_shown: [],
+    no_command_writes_elsewhere_on_the_machine: [],
 }
 
 const DOCUMENTS: &[&str] =
@@ -52,6 +53,7 @@ const HERE: &[(&str, &str)] = &[
     ("journalctl -b -p warning -o cat", "cat lines"),
     ("/usr/share/op-dbus/profiles", "profiles"),
     ("/etc/", "etc/"),
+    ("ReadWritePaths=/", "ReadWritePaths="),
     // Any other level than the daemon's, and ggml packs this one in seconds.
     ("SetVectorLevel s high", "SetVectorLevel s medium"),
 ];
@@ -168,6 +170,9 @@ impl Desk {
     async fn run(&mut self, step: &Step) -> Outcome {
         let text = step.text.clone();
         let text = HERE.iter().fold(text, |text, (there, here)| text.replace(*there, here));
+        if step.language != "python" {
+            stays_in_the_folder(&text)?;
+        }
         if text.starts_with("op-dbus gateway") {
             let mut command = self.command("bash")?;
             command.args(["-c", &format!("exec {}", text.replace(PORT, ":0"))]);
@@ -185,7 +190,6 @@ impl Desk {
             other => return Err(format!("{other:?} is neither run nor in NOT_RUN").into()),
         };
         if step.language != "python" {
-            stays_in_the_folder(&text)?;
             command.args(["-e", "-o", "pipefail"]);
         }
         command.arg("-c").arg(&text);
@@ -202,8 +206,12 @@ impl Desk {
 
 /// Refuses a command that names a place of the machine: who runs the tests may be root.
 fn stays_in_the_folder(text: &str) -> Outcome {
-    let is_elsewhere = |word: &&str| word.starts_with('/') && !word.starts_with("/org/opdbus/");
-    match text.split_whitespace().find(is_elsewhere) {
+    let parts = |c: char| c.is_whitespace() || "\"'`=<>(){},;&|".contains(c);
+    let is_elsewhere = |word: &&str| {
+        let is_object = word.starts_with("/org/opdbus/");
+        word.starts_with('/') && !is_object || word.split('/').any(|folder| folder == "..")
+    };
+    match text.split(parts).find(is_elsewhere) {
         Some(path) => Err(format!("{path} is the machine's: put it into HERE or NOT_RUN").into()),
         None => Ok(()),
     }
@@ -270,4 +278,21 @@ async fn what_is_not_run_is_still_shown() -> Outcome {
         assert!(is_shown, "no document shows {word:?}");
     }
     Ok(())
+}
+
+async fn no_command_writes_elsewhere_on_the_machine() -> Outcome {
+    for elsewhere in [
+        "cat /srv/x",
+        "cat lines >/srv/x",
+        "cat lines > \"/srv/x\"",
+        "op-dbus embed --output=/srv/x",
+        "(cd /srv)",
+        "cat lines|tee /srv/x",
+        "cat lines > ../../x",
+        "cat lines > etc/../../x",
+        "cd ..; cat lines > x",
+    ] {
+        assert!(stays_in_the_folder(elsewhere).is_err(), "{elsewhere}");
+    }
+    stays_in_the_folder("curl http://127.0.0.1/v1 -H 'a: b/c' > etc/x; busctl a /org/opdbus/b")
 }

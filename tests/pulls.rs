@@ -24,6 +24,7 @@ tests! {
     a_pull_asks_the_proxy_that_the_environment_names: [],
     a_pull_trusts_whom_the_machine_trusts: [OpenSsl],
     what_a_pull_that_broke_off_has_left_can_be_removed: [],
+    where_pip_can_not_work_each_source_is_told: [Root],
 }
 
 /// The pull unit runs as the service's user, and an administrator may pull as root beside it.
@@ -194,5 +195,24 @@ async fn what_a_pull_that_broke_off_has_left_can_be_removed() -> Outcome {
     assert!(!partial.exists());
     let Finished { code, stderr, .. } = remove().await?;
     assert!(code == Some(1) && stderr.contains("is not installed"), "{stderr}");
+    Ok(())
+}
+
+/// For root it works where `TMPDIR` says, which is no folder of the store's.
+async fn where_pip_can_not_work_each_source_is_told() -> Outcome {
+    let home = tempfile::tempdir()?;
+    for (words, other) in [
+        (["models", "pull", "low"], "hub: it has no "),
+        (["runtime", "pull", "--provider=cpu"], "could not be fetched from any source"),
+    ] {
+        let mut command = clean(op_dbus());
+        command.env("TMPDIR", home.path().join("nowhere"));
+        command.args(words).arg("--model-dir").arg(home.path().join("models"));
+        let Finished { code, stderr, .. } = finish(command, "").await?;
+        assert_eq!(code, Some(1), "{stderr}");
+        for part in [other, "pip: it can't work in ", "; set TMPDIR to another ", "--from PATH"] {
+            assert!(stderr.contains(part), "{part}: {stderr}");
+        }
+    }
     Ok(())
 }

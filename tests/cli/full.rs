@@ -1,4 +1,5 @@
-//! `op-dbus embed` and `rank` with a queue that is full, and with one that is smaller than their calls.
+//! `op-dbus embed` and `rank` with a queue that is full, with one that is smaller than their calls, and with a service
+//! that is restarted.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,6 +16,7 @@ use crate::harness::registry::tests;
 
 tests! {
     later_calls_wait_until_there_is_room: [Bus],
+    a_service_that_ends_and_comes_back_is_waited_for: [Bus],
     room_after_the_deadline_is_not_waited_for: [Bus],
     a_call_that_is_too_large_is_made_smaller: [Bus],
 }
@@ -22,8 +24,8 @@ tests! {
 /// How often a call is refused.
 const REFUSALS: usize = 20;
 
-/// A service that has room for the first call at once, and for each later one after some refusals. Its vectors have
-/// one dimension: the length of each text.
+/// A service that has room for the first call at once, and for each later one after some refusals, but for one that
+/// finds it on its way out and back. Its vectors have one dimension: the length of each text.
 #[derive(Default)]
 struct Full {
     /// The first texts of calls, as they came.
@@ -48,7 +50,14 @@ impl Full {
             let sentence = "the queue is full; try again in 60000 ms";
             return Err(Error::new(ErrorName::Overloaded, sentence));
         }
-        if !["first", "later"].contains(&&*texts[0]) && before < REFUSALS {
+        if texts.iter().any(|text| text == "back") {
+            match before {
+                0 => return Err(Error::new(ErrorName::ShuttingDown, "it is shutting down")),
+                1 => return Err(Error::new(ErrorName::NotReady, "the model is being loaded")),
+                _ => {}
+            }
+        }
+        if !["first", "later", "back"].contains(&&*texts[0]) && before < REFUSALS {
             let sentence = "wait for earlier calls, or try again in 1 ms";
             return Err(Error::new(ErrorName::QuotaExceeded, sentence));
         }
@@ -118,6 +127,17 @@ async fn later_calls_wait_until_there_is_room() -> Outcome {
     Ok(())
 }
 
+async fn a_service_that_ends_and_comes_back_is_waited_for() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let (_service, tries) = full(&bus).await?;
+    // Both may be of one call.
+    let out = cli(&bus, &["embed", "--csv", "first", "back"]).await?.success()?;
+    assert_eq!(out, "5\n4\n");
+    let tries = tries.lock().unwrap_or_else(PoisonError::into_inner);
+    assert!((3..=4).contains(&tries.len()), "{tries:?}");
+    Ok(())
+}
+
 async fn a_call_that_is_too_large_is_made_smaller() -> Outcome {
     // A call of 256 lines counts as more than that.
     let setup = Setup::sim()?.setting("quota_tokens", "1500").setting("queue_tokens_max", "3000");
@@ -133,11 +153,12 @@ async fn a_call_that_is_too_large_is_made_smaller() -> Outcome {
     // With a deadline all calls are small enough for replies.
     let small = [&embed[..], &["--deadline-ms", "60000"]].concat();
     let made = cli(&bus, &small).await?;
-    assert!(made.stderr.contains("and cut (index 500)"), "{}", made.stderr);
+    let cut = format!("and cut ({file}:501)");
+    assert!(made.stderr.contains(&cut), "{}", made.stderr);
     assert_eq!(made.success()?, expected);
 
     let ranked = cli(&bus, &["rank", "--json", "--top", "600", "line 321", "-f", &file]).await?;
-    assert!(ranked.stderr.contains("and cut (index 500)"), "{}", ranked.stderr);
+    assert!(ranked.stderr.contains(&cut), "{}", ranked.stderr);
     let ranked = json_lines(&ranked.success()?)?;
     let mut indices: Vec<_> = ranked.iter().filter_map(|line| line["index"].as_u64()).collect();
     assert_eq!(indices[0], 321);
@@ -148,12 +169,12 @@ async fn a_call_that_is_too_large_is_made_smaller() -> Outcome {
     lines[500] = "x".repeat(2000);
     std::fs::write(&path, lines.join("\n"))?;
     for (truncate, said) in [
-        ("error", "text 500 has 2002 tokens"),
-        ("mean", "in the call that begins with text 500: the call's share of"),
+        ("error", format!("op-dbus: {file}:501 has 2002 tokens")),
+        ("mean", format!("in the call that begins with {file}:501: the call's share of")),
     ] {
         let refused = cli(&bus, &[&small[..], &["--truncate", truncate]].concat()).await?;
         assert_eq!(refused.code, Some(1), "{truncate}: {}", refused.stderr);
-        assert!(refused.stderr.contains(said), "{truncate}: {}", refused.stderr);
+        assert!(refused.stderr.contains(&said), "{truncate}: {}", refused.stderr);
     }
     daemon.stop().await
 }

@@ -1,4 +1,5 @@
-//! Where output goes: files that `op-dbus embed --output` takes the place of, and pipes that nobody reads any more.
+//! Where output goes: files that `op-dbus embed --output` takes the place of, pipes that nobody reads any more, and
+//! people, who are told which texts of their files are meant.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
@@ -6,7 +7,7 @@ use std::path::Path;
 use std::process::Stdio;
 
 use super::json_lines;
-use crate::harness::command::{clean, cli, finish};
+use crate::harness::command::{clean, cli, cli_with_input, finish};
 use crate::harness::daemon::Setup;
 use crate::harness::files::copy_folder;
 use crate::harness::golden::floats;
@@ -22,6 +23,8 @@ tests! {
     models_are_verified_and_removed_whoever_reads_it: [],
     libraries_are_verified_whoever_reads_it: [Runtime],
     a_verdict_is_the_same_whoever_reads_it: [],
+    texts_are_told_by_their_files_and_lines: [Bus],
+    what_is_told_controls_no_terminal: [],
 }
 
 async fn embed_keeps_an_old_file_until_there_is_another() -> Outcome {
@@ -157,6 +160,58 @@ async fn a_verdict_is_the_same_whoever_reads_it() -> Outcome {
         let words = ["runtime", action, "cpu", "nope"];
         let (code, said) = unread(&words, &nothing.path().join("models")).await?;
         assert!(code == Some(2) && said.contains("`nope` is not a provider"), "{code:?} {said}");
+    }
+    Ok(())
+}
+
+async fn texts_are_told_by_their_files_and_lines() -> Outcome {
+    let (bus, setup, daemon) = Setup::sim()?.alone().await?;
+    let long = "x".repeat(1000);
+    let files = ["first", "second"].map(|name| setup.path(name).display().to_string());
+    // Enough lines for a call by a descriptor.
+    fs::write(&files[0], "short\n".repeat(600))?;
+    fs::write(&files[1], format!("short\n{long}\n"))?;
+    let place = format!("{}:2", files[1]);
+    for (command, more) in [("embed", &["--csv"][..]), ("rank", &["a query"])] {
+        let words = [&[command][..], more, &["-f", &files[0], "-f", &files[1]]].concat();
+        let told = cli(&bus, &words).await?;
+        let cut = format!("op-dbus: 1 text is longer than the model reads and cut ({place})");
+        assert!(told.stderr.starts_with(&cut), "{command}: {}", told.stderr);
+        told.success()?;
+    }
+    let words = ["embed", "--truncate", "error", "-f", &files[0], "-f", &files[1]];
+    let refused = cli(&bus, &words).await?;
+    assert_eq!(refused.code, Some(1), "{}", refused.stderr);
+    assert!(refused.stderr.starts_with(&format!("op-dbus: {place} has ")), "{}", refused.stderr);
+    let lines = format!("short\n{long}\n");
+    let told = cli_with_input(&bus, &["embed", "--csv"], &lines).await?;
+    assert!(told.stderr.contains("and cut (standard input:2); "), "{}", told.stderr);
+    let told = cli_with_input(&bus, &["embed", "--truncate", "error"], &lines).await?;
+    assert!(told.stderr.starts_with("op-dbus: standard input:2 has "), "{}", told.stderr);
+    daemon.stop().await
+}
+
+/// Names on the command line and in files may be anybody's.
+async fn what_is_told_controls_no_terminal() -> Outcome {
+    let folder = tempfile::tempdir()?;
+    let record = folder.path().join("own/op-dbus.json");
+    fs::create_dir(folder.path().join("own"))?;
+    fs::write(&record, r#"{"version": 1, "name": "own", "family": "\u001b[2J"}"#)?;
+    fs::set_permissions(&record, Permissions::from_mode(0o644))?;
+    for (words, code, told) in [
+        (&["models", "verify", "\u{1b}[2J\u{202e}"][..], 1, "·[2J· is not installed"),
+        (&["models", "verify", "own"], 1, "variant `·[2J`"),
+        (&["models", "list"], 0, "variant `·[2J`"),
+        (&["models\u{202e}"], 2, "'models·'"),
+    ] {
+        let mut command = clean(op_dbus());
+        command.args(words).env("OP_DBUS_MODEL_DIR", folder.path());
+        let ended = finish(command, "").await?;
+        let all = ended.stdout + &ended.stderr;
+        assert_eq!(ended.code, Some(code), "{words:?}: {all}");
+        assert!(all.contains(told), "{words:?}: {all:?}");
+        let controls = |c: char| c != '\n' && c.is_control() || c == '\u{202e}';
+        assert!(!all.contains(controls), "{words:?}: {all:?}");
     }
     Ok(())
 }

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use crate::config_files::{
-    Config, INPUT_TOKENS_MAX, PROMPTS, PoolingConfig, Prompts, cuts, input_tokens, lacks, optional,
+    Config, INPUT_TOKENS_MAX, PROMPTS, PoolingConfig, Prompts, cuts, input_tokens, optional,
     positions, read, read_done_pooling, read_family, read_pooling, read_prompts,
     read_tokenizer_limit, refuse, require, require_weights,
 };
@@ -57,6 +57,7 @@ pub(crate) fn sentence_transformers(
         Some(modules) => {
             let file = format!("{}/config.json", modules.pooling);
             let pooling = read_pooling(&require(place, &file)?, &file, width)?;
+            agree(pooling, &file, given)?;
             files.extend(["modules.json".to_owned(), file]);
             (pooling, modules.dense, modules.normalize)
         }
@@ -86,12 +87,29 @@ pub(crate) fn sentence_transformers(
     })
 }
 
+/// Refuses a pooling that is given beside a file that states another.
+fn agree(stated: Pooling, file: &str, given: Option<Pooling>) -> Result<(), Error> {
+    match given.filter(|given| *given != stated) {
+        None => Ok(()),
+        Some(given) => Err(refuse(
+            format!("--pooling {given} for a model whose {file} says {stated}"),
+            format!("the model's own {stated}, without --pooling"),
+        )),
+    }
+}
+
 /// What follows the Transformer of a model that does not list it.
 fn without_modules(place: &Place, given: Option<Pooling>) -> Result<Pooling, Error> {
     // sentence-transformers saves each of them with a list, which is lost then and may have had more.
-    let listed = ["1_Pooling/config.json", PROMPTS, transformer::file(place)];
-    if listed.into_iter().any(|file| place.has(file)) {
-        return Err(lacks(place, "modules.json"));
+    let saved = ["1_Pooling/config.json", PROMPTS, transformer::file(place)];
+    let saved: Vec<&str> = saved.into_iter().filter(|file| place.has(file)).collect();
+    if !saved.is_empty() {
+        let (folder, saved) = (place.path().display(), saved.join(", "));
+        return Err(refuse(
+            format!("{folder} without modules.json, and with what is saved beside it ({saved})"),
+            "the folder with its modules.json, which says the pooling then, or, where that lists nothing \
+             behind the pooling, without those files and with --pooling",
+        ));
     }
     given.ok_or_else(|| {
         refuse(
@@ -144,7 +162,10 @@ pub(crate) fn onnx(
         Some(stated) => Some(read_pooling(&stated, &pooling_file, dimensions)?),
         None => None,
     };
-    let pooling = graph_pooling(stated, facts.pooled, options.pooling)?;
+    let pooling = match stated {
+        Some(stated) => agree(stated, &pooling_file, options.pooling).map(|()| stated)?,
+        None => graph_pooling(facts.pooled, options.pooling)?,
+    };
     let max_input_tokens = graph_limit(place, config.as_ref(), options)?;
     let Prompts { prompts, default_prompt_name, .. } = read_prompts(place, dimensions)?;
     let mut files = vec!["tokenizer.json".to_owned()];
@@ -172,22 +193,17 @@ fn is_same(stated: Option<usize>, found: Option<usize>) -> bool {
     stated.zip(found).is_none_or(|(stated, found)| stated == found)
 }
 
-/// What is stated beside the graph, what the graph leaves to do, or what is given.
-fn graph_pooling(
-    stated: Option<Pooling>,
-    pooled: bool,
-    given: Option<Pooling>,
-) -> Result<Pooling, Error> {
-    match (stated, given) {
-        (Some(stated), _) => Ok(stated),
-        (None, Some(_)) if pooled => Err(refuse(
+/// What a graph leaves to do, or what is given, where no file beside it states that.
+fn graph_pooling(pooled: bool, given: Option<Pooling>) -> Result<Pooling, Error> {
+    match given {
+        Some(_) if pooled => Err(refuse(
             "--pooling for an ONNX graph that ends in one vector per text",
             "--pooling for a graph that ends in one vector per token",
         )),
-        (None, Some(given)) => Ok(given),
+        Some(given) => Ok(given),
         // Of a graph that pools by itself, nothing is left to be pooled.
-        (None, None) if pooled => Ok(Pooling::Mean),
-        (None, None) => Err(refuse(
+        None if pooled => Ok(Pooling::Mean),
+        None => Err(refuse(
             "an ONNX graph that ends in one vector per token, and no 1_Pooling/config.json",
             "a graph that ends in one vector per text, a 1_Pooling folder, or --pooling",
         )),

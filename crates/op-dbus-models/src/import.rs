@@ -48,8 +48,8 @@ pub struct ImportOptions<'a> {
     pub model: &'a TryModel<'a>,
     /// Where the steps are told.
     pub progress: &'a Progress,
-    /// Pooling of an ONNX graph that ends in token vectors and has no `1_Pooling` beside it, or of weights without
-    /// `modules.json`.
+    /// Pooling of an ONNX graph that ends in token vectors and has no `1_Pooling` beside it, or of weights with neither
+    /// `modules.json` nor `1_Pooling`.
     pub pooling: Option<Pooling>,
     /// Numbers in one vector, for an ONNX graph without anything that states it.
     pub dimensions: Option<usize>,
@@ -257,19 +257,11 @@ impl Import<'_> {
     }
 }
 
-/// Refuses options that say something else than the model does itself.
+/// Refuses numbers that are others than those of the model itself.
 fn agree(options: &ImportOptions<'_>, model: &Description) -> Result<(), Error> {
-    let (pooling, own) =
-        (options.pooling.map(|given| given.to_string()), model.pooling.to_string());
-    let number = |given: Option<usize>| given.map(|given| given.to_string());
     let says = [
-        ("--pooling", pooling, own),
-        ("--dimensions", number(options.dimensions), model.dimensions.to_string()),
-        (
-            "--max-input-tokens",
-            number(options.max_input_tokens),
-            model.max_input_tokens.to_string(),
-        ),
+        ("--dimensions", options.dimensions, model.dimensions),
+        ("--max-input-tokens", options.max_input_tokens, model.max_input_tokens),
     ];
     for (flag, given, own) in says {
         if let Some(given) = given.filter(|given| *given != own) {

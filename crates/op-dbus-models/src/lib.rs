@@ -26,6 +26,7 @@ pub mod pull;
 pub mod runtime;
 mod shards;
 mod shell;
+mod shown;
 mod staging;
 mod store;
 #[cfg(test)]
@@ -43,5 +44,6 @@ pub use progress::Progress;
 pub use pull::{PullOptions, Source};
 pub use runtime::{ProviderPlugin, RuntimeStore};
 pub use shell::shell_word;
+pub use shown::printable;
 pub use store::{Store, USUAL_DIR, named};
 pub use writers::foreign_writer;

@@ -115,11 +115,13 @@ pub fn find(name: &str) -> Option<&'static BuiltIn> {
 /// The built-in model of that name or level, which can be pulled.
 ///
 /// # Errors
-/// [`Error::Unknown`], which lists what there is.
+/// [`Error::Unknown`], which lists what there is, and says how others come.
 pub fn pullable(name: &str) -> Result<&'static BuiltIn, Error> {
     find(name).ok_or_else(|| {
         let known = models().iter().map(|model| format!("{} ({})", model.level, model.name));
-        Error::Unknown { name: name.to_owned(), known: known.collect::<Vec<_>>().join(", ") }
+        let known = known.collect::<Vec<_>>().join(", ");
+        let others = "other models are taken from a folder, with `op-dbus models import PATH`";
+        Error::Unknown { name: name.to_owned(), known: format!("{known}; {others}") }
     })
 }
 

@@ -7,6 +7,8 @@ use std::time::Duration;
 
 use indicatif::{DecimalBytes, MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 
+use crate::printable;
+
 /// Where the steps of an operation are told.
 pub struct Progress(Kind);
 
@@ -40,6 +42,7 @@ impl Progress {
 
     /// One line that stays.
     pub fn say(&self, text: impl Display) {
+        let text = printable(&text.to_string(), usize::MAX);
         match &self.0 {
             // A progress line that cannot be written must not fail the work that it tells of.
             Kind::Lines(sink) => {
@@ -48,14 +51,15 @@ impl Progress {
                 }
             }
             Kind::Terminal(bars) => {
-                bars.println(text.to_string()).ok();
+                bars.println(text).ok();
             }
         }
     }
 
     /// Begins a step; without a total it is shown as a spinner.
     pub(crate) fn step(&self, label: impl Into<String>, bytes_total: Option<u64>) -> Step<'_> {
-        let label = label.into();
+        let label: String = label.into();
+        let label = printable(&label, usize::MAX);
         let bar = match (&self.0, bytes_total) {
             (Kind::Terminal(bars), Some(total)) => bars.add(ProgressBar::new(total).with_style(
                 style("  {msg} {wide_bar} {decimal_bytes}/{decimal_total_bytes} {decimal_bytes_per_sec} {eta}"),
@@ -104,5 +108,22 @@ impl Step<'_> {
 impl Drop for Step<'_> {
     fn drop(&mut self) {
         self.bar.finish_and_clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tests::fixture::Lines;
+
+    #[test]
+    fn what_a_line_tells_of_is_kept_from_the_terminal() {
+        let lines = Lines::default();
+        let progress = Progress::lines(lines.clone());
+        progress.step("folder: \x1b[2Jmodel.onnx", None).finish(1);
+        progress.say("pip: \u{9b}31m");
+        let told = lines.text();
+        assert!(told.starts_with("folder: ·[2Jmodel.onnx ("), "{told:?}");
+        assert!(told.ends_with(")\npip: ·31m\n"), "{told:?}");
     }
 }

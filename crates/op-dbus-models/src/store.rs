@@ -239,8 +239,13 @@ fn check_new_name(name: &str) -> Result<(), Error> {
     if manifest::find(name).is_some() || Level::ALL.iter().any(|level| level.as_str() == name) {
         return refuse("it belongs to a built-in model or level");
     }
-    if name == "all" {
-        return refuse("`all` stands for the built-in models");
+    match name {
+        "all" => return refuse("`all` stands for the built-in models"),
+        // The gateway's own name, which goes before any model's: of two one would answer for the other unnoticed.
+        "default" => {
+            return refuse("over HTTP `default` stands for the model in force, whichever that is");
+        }
+        _ => {}
     }
     if !is_name(name) || name.bytes().any(|byte| byte.is_ascii_uppercase()) {
         return refuse(

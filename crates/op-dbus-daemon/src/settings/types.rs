@@ -214,6 +214,11 @@ impl Bus {
             Bus::Address(_) => return "is the address right, and that bus running?".to_owned(),
         };
         std::env::var_os(variable).map_or(unset.to_owned(), |address| {
+            if address.is_empty() {
+                return format!(
+                    "{variable} is set and empty; unset it, or set it to the address of that bus"
+                );
+            }
             let told = address.display();
             if is_list(&told.to_string()) {
                 return format!(

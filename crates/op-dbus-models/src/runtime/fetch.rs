@@ -23,14 +23,15 @@ pub(super) fn fetch(
     let mut reasons = Vec::new();
     for source in sources {
         let wheels = match source {
-            Source::Folder(path) => Wheels::Local(path),
-            Source::Pip => Wheels::Pip(stage.for_children()?),
+            Source::Folder(path) => Ok(Wheels::Local(path)),
+            Source::Pip => stage.for_children().map(Wheels::Pip),
             Source::Hub => {
                 reasons.push("hub: it has no ONNX Runtime".to_owned());
                 continue;
             }
         };
-        let taken = open(library, build, &wheels, progress).and_then(|mut place| {
+        let taken = wheels.and_then(|wheels| {
+            let mut place = open(library, build, &wheels, progress)?;
             for record in &build.files {
                 let step = progress.step(format!("{name}: {}", record.path), Some(record.bytes));
                 let (to, from) = (files.join(&record.path), wheels.source_name());

@@ -69,7 +69,14 @@ impl Stage {
                 .find(|dir| dir.is_dir())
                 .unwrap_or_default(),
         };
-        let made = private_in(&base).map_err(|error| Error::io("write", &base, error))?;
+        // It is no folder of the store's: a source without such programs does without it.
+        let made = private_in(&base).map_err(|error| Error::Source {
+            source_name: "pip",
+            reason: format!(
+                "it can't work in {} ({error}); set TMPDIR to another folder",
+                base.display()
+            ),
+        })?;
         Ok(self.children.get_or_init(|| made).path())
     }
 

@@ -226,10 +226,10 @@ pub(super) fn refusal(files: &Files) -> String {
 
 /// A sink for progress lines that a test can read.
 #[derive(Clone, Default)]
-pub(super) struct Lines(Arc<Mutex<Vec<u8>>>);
+pub(crate) struct Lines(Arc<Mutex<Vec<u8>>>);
 
 impl Lines {
-    pub(super) fn text(&self) -> String {
+    pub(crate) fn text(&self) -> String {
         String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
     }
 }

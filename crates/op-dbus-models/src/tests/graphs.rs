@@ -176,13 +176,17 @@ fn a_graph_takes_no_more_tokens_than_its_table_has_positions() {
 #[test]
 fn flags_that_contradict_the_model_are_refused() {
     let bench = Bench::new();
-    let (folder, graph) = (bench.path("folder"), bench.path("graph"));
+    let [folder, graph, pooled] = ["folder", "graph", "pooled"].map(|name| bench.path(name));
     fixture::write_folder(&folder, &fixture::model("bert"));
     fixture::write_folder(&graph, &graph_files());
+    let mut files = graph_files();
+    set(&mut files, "1_Pooling/config.json", &json!({ "pooling_mode": "cls" }));
+    fixture::write_folder(&pooled, &files);
     let whole = OnnxFacts { dimensions: Some(8), pooled: true, finished: true };
     let tokens = OnnxFacts { pooled: false, ..whole };
     let cases = [
-        (&folder, whole, (Some(Pooling::Max), None, None), "--pooling max for a model that itself"),
+        (&folder, whole, (Some(Pooling::Max), None, None), "max for a model whose 1_Pooling/conf"),
+        (&pooled, tokens, (Some(Pooling::Max), None, None), "1_Pooling/config.json says cls; supp"),
         (&folder, whole, (None, Some(7), None), "--dimensions 7 for a model that itself says 4"),
         (&folder, whole, (None, None, Some(5)), "--max-input-tokens 5 for a model that itself"),
         (&graph, whole, (Some(Pooling::Max), None, None), "ends in one vector per text"),

@@ -253,15 +253,15 @@ fn names_are_checked() {
     let source = bench.path("source");
     fixture::write_folder(&source, &fixture::model("bert"));
     let long = "x".repeat(65);
-    let names = ["", "..", ".x", "a/b", "Mine", "low", "none", "all", "all-minilm-l6-v2", &long];
+    let names =
+        ["", "..", ".x", "a/b", "Mine", "low", "none", "all", "default", "all-minilm-l6-v2", &long];
     for name in names {
         let error = bench.import(&source, name).unwrap_err();
         assert!(matches!(error, Error::Name { .. }), "{name}: {error}");
     }
     bench.import(&source, "my-model_2.5").unwrap();
     let error = bench.import(&source, "my-model_2.5").unwrap_err();
-    assert!(error.to_string().contains("is installed"), "{error}");
-    assert!(error.to_string().contains("op-dbus models remove my-model_2.5"), "{error}");
+    assert!(error.to_string().contains("(type `op-dbus models remove my-model_2.5"), "{error}");
     assert_eq!(bench.visible(), ["my-model_2.5"]);
 }
 

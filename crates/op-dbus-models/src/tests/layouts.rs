@@ -21,13 +21,16 @@ fn a_folder_without_modules_is_taken_with_the_pooling_that_is_given() {
     files.remove("modules.json");
     set(&mut files, "config_sentence_transformers.json", &json!({}));
     // Where there is one of these, more may have followed the pooling.
-    let lost = "without modules.json; supported: a sentence-transformers folder";
-    for file in
-        ["1_Pooling/config.json", "config_sentence_transformers.json", "sentence_bert_config.json"]
-    {
-        assert!(refusal(&files).contains(lost), "{file}");
-        assert!(import(&files, &bench).unwrap_err().to_string().contains(lost), "{file}");
-        files.remove(file);
+    let saved =
+        ["1_Pooling/config.json", "config_sentence_transformers.json", "sentence_bert_config.json"];
+    for (gone, file) in saved.iter().enumerate() {
+        let there = saved[gone..].join(", ");
+        let lost = format!("without modules.json, and with what is saved beside it ({there}); ");
+        for told in [refusal(&files), import(&files, &bench).unwrap_err().to_string()] {
+            assert!(told.contains(&lost), "{told}");
+            assert!(told.ends_with("without those files and with --pooling"), "{told}");
+        }
+        files.remove(*file);
     }
     let message = refusal(&files);
     assert!(message.contains("without modules.json, and no --pooling; supported: "), "{message}");

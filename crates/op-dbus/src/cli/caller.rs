@@ -1,5 +1,5 @@
 //! Who calls for vectors: by file descriptors or in replies, in smaller calls where one is too large, and
-//! with the wait while the service is full.
+//! with the wait while the service is full, or ends and comes back.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -9,11 +9,13 @@ use tokio::sync::Mutex;
 
 use super::bulk;
 use super::packed::{Options, Reply};
+use super::places::Places;
 use super::{Failure, Service};
 
 /// How much later than its deadline a call may be answered.
 const DEADLINE_GRACE: Duration = Duration::from_secs(5);
-/// How long room in a full queue is waited for by the first call, before which nothing was computed.
+/// How long room in a full queue, or a service that comes back, is waited for by the first call, before which nothing
+/// was computed.
 const FIRST_ROOM: Duration = Duration::from_secs(6);
 /// The same by a later call, which would lose what came before it.
 const ROOM: Duration = Duration::from_secs(120);
@@ -54,9 +56,14 @@ impl Caller {
     }
 
     /// The vectors of `texts`, of which the first is number `first` over all calls, in one part or in
-    /// several.
-    pub async fn call(&self, first: u64, texts: Vec<String>) -> Result<Vec<Reply>, Failure> {
-        let name = |number: u64| Some(format!("text {}", first.checked_add(number)?));
+    /// several. What is refused of one of them says where it stands.
+    pub async fn call(
+        &self,
+        places: &Places,
+        first: u64,
+        texts: Vec<String>,
+    ) -> Result<Vec<Reply>, Failure> {
+        let name = |number: u64| Some(places.name(first.checked_add(number)?));
         if texts.len() > self.inline_texts_max && !self.inline_alone.load(Ordering::Relaxed) {
             match bulk::embed(&self.embedder, &texts, self.options.to_dict()).await {
                 Ok((bytes, shape, info)) => {
@@ -202,11 +209,13 @@ fn is_of_all(error: &zbus::Error) -> bool {
     Error::from_reply(error).is_some_and(is_of_all)
 }
 
-/// How long until a service that is full is to be asked again, by its own sentence; nothing where it is not full.
+/// How long until a service that takes no call for now is to be asked again, by its own sentence where it is full;
+/// nothing where that is not why. One that is restarted ends first, and loads its model then.
 fn pause_of(error: &zbus::Error) -> Option<Duration> {
+    use ErrorName::{NotReady, Overloaded, QuotaExceeded, ShuttingDown};
     let refusal = Error::from_reply(error)?;
-    let is_full = matches!(refusal.name(), ErrorName::Overloaded | ErrorName::QuotaExceeded);
-    is_full.then(|| retry_after(refusal.message()).unwrap_or(PAUSE).max(PAUSE_MIN))
+    let passes = matches!(refusal.name(), Overloaded | QuotaExceeded | ShuttingDown | NotReady);
+    passes.then(|| retry_after(refusal.message()).unwrap_or(PAUSE).max(PAUSE_MIN))
 }
 
 /// The service is older than the method, or the bus carries no file descriptors.

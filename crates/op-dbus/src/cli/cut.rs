@@ -2,7 +2,9 @@
 
 use clap::ValueEnum;
 
-/// Positions that the warning lists.
+use super::places::Places;
+
+/// Texts that the warning lists.
 const LISTED_MAX: usize = 10;
 
 /// What happens to a text that is longer than the model reads.
@@ -41,23 +43,27 @@ impl Cut {
         }
     }
 
-    /// The sentence about them, if there are any.
-    pub fn warning(&self) -> Option<String> {
-        let mut list: Vec<String> = self.listed.iter().map(u64::to_string).collect();
+    /// The sentence about them, if there are any: by their files and lines, or by their numbers where they have none.
+    pub fn warning(&self, places: &Places) -> Option<String> {
+        let (are, each, indices) = match self.count {
+            0 => return None,
+            1 => ("text is", "", "index "),
+            _ => ("texts are", "each ", "indices "),
+        };
+        let lines = self.listed.iter().map(|index| places.line(*index));
+        let (which, mut list) = match lines.collect::<Option<Vec<String>>>() {
+            Some(lines) => ("", lines),
+            None => (indices, self.listed.iter().map(u64::to_string).collect()),
+        };
         if self.count > self.listed.len() as u64 {
             list.push("…".to_owned());
         }
-        let (are, each, which) = match self.count {
-            0 => return None,
-            1 => ("text is", "", "index"),
-            _ => ("texts are", "each ", "indices"),
-        };
         let done = match self.whole {
             true => format!("{each}embedded as the mean of its chunks"),
             false => "cut".to_owned(),
         };
         let (count, list) = (self.count, list.join(", "));
-        Some(format!("{count} {are} longer than the model reads and {done} ({which} {list})"))
+        Some(format!("{count} {are} longer than the model reads and {done} ({which}{list})"))
     }
 
     /// Whether they are embedded in chunks, and nothing of them is cut.
@@ -68,5 +74,25 @@ impl Cut {
     /// Whether something of them is missing in the vectors.
     pub fn is_loss(&self) -> bool {
         self.count > 0 && !self.whole
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_of_files_are_told_as_such() {
+        let places = Places::default();
+        places.begin(0, "notes.txt");
+        places.begin(20, "standard input");
+        let mut cut = Cut::default();
+        cut.add(16);
+        let one = "1 text is longer than the model reads and cut (notes.txt:17)";
+        assert_eq!(cut.warning(&places).unwrap(), one);
+        (20..30).for_each(|index| cut.add(index));
+        let warning = cut.warning(&places).unwrap();
+        assert!(warning.contains(" cut (notes.txt:17, standard input:1, "), "{warning}");
+        assert!(warning.ends_with(", standard input:9, …)"), "{warning}");
     }
 }

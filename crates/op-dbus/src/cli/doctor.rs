@@ -1,6 +1,7 @@
 //! `op-dbus doctor`: what each provider lacks on this machine, and the one thing to do next.
 
 mod check;
+mod devices;
 mod facts;
 mod folders;
 mod general;
@@ -194,8 +195,8 @@ impl Examination {
         // Behind the nodes, without which it finds nothing.
         if let Some(driver) = facts.driver {
             let listed = self.listed.get_or_init(machine::listed).await;
-            let named = &self.loaded.settings.gpu_device;
-            checks.extend(listed.as_ref().map(|told| machine::capability(driver, told, named)));
+            let given = devices::given(&self.loaded, provider);
+            checks.extend(listed.as_ref().map(|told| machine::capability(driver, told, &given)));
         }
         let loader = self.loader.as_ref();
         checks.extend(library::checks(&self.loaded, own_graph, provider, loader));

@@ -13,6 +13,7 @@ use super::caller::Caller;
 use super::cut::Cut;
 use super::output::{Format, Writer};
 use super::packed::{Options, Reply, Space};
+use super::places::Places;
 use super::texts::{CallLimits, Source, Texts};
 use super::{BusArgs, Done, EXIT_CODES, Failure, connect, tell, terminal};
 
@@ -96,10 +97,11 @@ async fn embed(args: Args, format: Format) -> Done {
     let to = output.as_deref();
     let mut writer = Writer::new(format, to).map_err(|error| Failure::writing(to, &error))?;
     let texts = Texts::read(Source::new(args.texts, args.file), args.options.limits(inline));
+    let places = texts.places();
     let mut summary = Summary { cut: args.options.cut(), ..Summary::default() };
     let caller = Caller::new(service, args.options, inline.texts_max).await?;
 
-    let replies = texts.calls().map(async |(first, call)| caller.call(first, call?).await);
+    let replies = texts.calls().map(async |(first, call)| caller.call(&places, first, call?).await);
     let replies = replies.buffered(CALLS_IN_FLIGHT);
     let mut replies = std::pin::pin!(replies);
     let progress = progress(to.is_some());
@@ -117,7 +119,7 @@ async fn embed(args: Args, format: Format) -> Done {
         writer.write(&none).map_err(|error| Failure::writing(to, &error))?;
     }
     writer.finish().map_err(|error| Failure::writing(to, &error))?;
-    if let Some(warning) = summary.warning() {
+    if let Some(warning) = summary.warning(&places) {
         tell(warning);
     }
     if matches!(format, Format::Table { .. }) && summary.texts > 0 {
@@ -174,8 +176,8 @@ impl Summary {
     }
 
     /// The sentence about texts that were too long.
-    fn warning(&self) -> Option<String> {
-        let told = self.cut.warning()?;
+    fn warning(&self, places: &Places) -> Option<String> {
+        let told = self.cut.warning(places)?;
         Some(match self.cut.is_loss() {
             true => format!("{told}; `--truncate` says what to do with such texts"),
             false => told,
@@ -197,15 +199,16 @@ mod tests {
 
     #[test]
     fn cut_texts_are_counted_over_all_calls_and_listed_up_to_a_limit() {
-        let mut summary = Summary::default();
+        let (mut summary, places) = (Summary::default(), Places::default());
         summary.take(&reply(3, "s", &[])).unwrap();
-        assert_eq!(summary.warning(), None);
+        assert_eq!(summary.warning(&places), None);
         summary.take(&reply(3, "s", &[0])).unwrap();
         let one = "1 text is longer than the model reads and cut (index 3); ";
-        assert!(summary.warning().unwrap().starts_with(one), "{:?}", summary.warning());
+        let warning = summary.warning(&places).unwrap();
+        assert!(warning.starts_with(one), "{warning}");
         let many: Vec<u32> = (0..12).collect();
         summary.take(&reply(12, "s", &many)).unwrap();
-        let warning = summary.warning().unwrap();
+        let warning = summary.warning(&places).unwrap();
         let all = "13 texts are longer than the model reads and cut \
                    (indices 3, 6, 7, 8, 9, 10, 11, 12, 13, 14, …)";
         assert!(warning.starts_with(all), "{warning}");
@@ -214,13 +217,14 @@ mod tests {
     #[test]
     fn nothing_is_said_to_be_cut_of_texts_that_are_embedded_in_chunks() {
         let mut summary = Summary { cut: Cut::by(Some(Truncate::Mean)), ..Summary::default() };
+        let places = Places::default();
         summary.take(&reply(2, "s", &[1])).unwrap();
         let one = "1 text is longer than the model reads and embedded as the mean of its chunks (index 1)";
-        assert_eq!(summary.warning().unwrap(), one);
+        assert_eq!(summary.warning(&places).unwrap(), one);
         summary.take(&reply(2, "s", &[1])).unwrap();
         let both = "2 texts are longer than the model reads and each embedded as the mean of its \
                     chunks (indices 1, 3)";
-        assert_eq!(summary.warning().unwrap(), both);
+        assert_eq!(summary.warning(&places).unwrap(), both);
     }
 
     #[test]

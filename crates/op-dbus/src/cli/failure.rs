@@ -10,6 +10,7 @@ use op_dbus_daemon::settings::Mistakes;
 use serde::Serialize;
 
 use super::Done;
+use super::terminal::harmless;
 
 /// The exit codes, as every command's help lists them.
 pub const EXIT_CODES: &str = "\
@@ -23,10 +24,10 @@ Exit codes: 0 done as it was told to stop, 1 failed or bus not reachable, 2 wron
 pub const GATEWAY_EXIT_CODES: &str = "\
 Exit codes: 0 done as it was told to stop, 1 failed, 2 wrong usage, 6 not configured";
 
-/// Tells a person a sentence. What is told of a command decides nothing about how it ends, and so neither
-/// does a standard error that is full or closed.
+/// Tells a person a sentence, or several on lines of their own. What is told of a command decides nothing about how it
+/// ends, and so neither does a standard error that is full or closed.
 pub fn tell(sentence: impl fmt::Display) {
-    writeln!(io::stderr(), "op-dbus: {sentence}").ok();
+    writeln!(io::stderr(), "op-dbus: {}", harmless(sentence)).ok();
 }
 
 /// Ends a command with what it prints.

@@ -19,6 +19,7 @@ mod numbers;
 mod output;
 mod own_cache;
 mod packed;
+mod places;
 mod providers;
 mod rank;
 mod runtime;

@@ -18,6 +18,7 @@ use op_dbus_models::{
 };
 use serde_json::json;
 
+use super::terminal::harmless;
 use super::{EXIT_CODES, Failure, print};
 
 /// Show, fetch, import, check and remove models
@@ -95,7 +96,7 @@ pub struct ImportArgs {
     #[arg(long)]
     name: Option<String>,
     /// Pooling of an ONNX graph that ends in token vectors and has no 1_Pooling folder, or of a
-    /// folder without modules.json; refused where the model says another
+    /// folder with neither modules.json nor 1_Pooling; refused where the model says another
     #[arg(long, value_enum)]
     pooling: Option<PoolingName>,
     /// Numbers in one vector, for an ONNX graph without anything that says it or with several outputs
@@ -347,7 +348,8 @@ fn tell(model: &Model, done: &str, json: bool) -> Result<(), Failure> {
         return print(format!("{line}\n"));
     }
     let size = megabytes(model.bytes());
-    print(format!("{}: {done} ({size}, {} dimensions)\n", model.name, model.dimensions))
+    let line = format!("{}: {done} ({size}, {} dimensions)\n", model.name, model.dimensions);
+    print(harmless(line))
 }
 
 pub(crate) fn megabytes(bytes: u64) -> String {

@@ -9,6 +9,7 @@ use futures_util::StreamExt;
 use super::caller::Caller;
 use super::cut::Cut;
 use super::packed::{Options, Reply, Space};
+use super::places::Places;
 use super::texts::{self, CallLimits, Source, Texts};
 use super::{BusArgs, Done, EXIT_CODES, Failure, connect, tell, terminal};
 
@@ -61,6 +62,7 @@ async fn rank(args: Args) -> Done {
     let limits = CallLimits { texts_max: (inline.texts_max - 1).max(1), ..inline };
     let caller = Caller::new(service, Options::default(), inline.texts_max).await?;
     let texts = Texts::read(Source::new(args.candidates, args.file), limits);
+    let places = texts.places();
     let replies = texts
         .calls()
         .map(async |(first, call)| {
@@ -71,7 +73,7 @@ async fn rank(args: Args) -> Done {
             }
             texts.push(args.query.clone());
             // Unlike `Rank`, this says which texts were cut. What it says of one is by its number in the call.
-            let called = |number| Some(name(&indices, number));
+            let called = |number| Some(name(&places, &indices, number));
             let reply = caller.call_packed(first, texts, called).await?;
             Ok::<_, Failure>(Some((indices, reply)))
         })
@@ -100,7 +102,7 @@ async fn rank(args: Args) -> Done {
     if query_is_cut {
         tell("the query is longer than the model reads and cut");
     }
-    if let Some(warning) = cut.warning() {
+    if let Some(warning) = cut.warning(&places) {
         tell(warning);
     }
     Ok(ExitCode::SUCCESS)
@@ -112,9 +114,9 @@ fn worth_it((_, text): &(u64, String)) -> bool {
 }
 
 /// What a text of a call is called: blank lines are in none, and the query is the last.
-fn name(indices: &[u64], number: u64) -> String {
+fn name(places: &Places, indices: &[u64], number: u64) -> String {
     let index = usize::try_from(number).ok().and_then(|number| indices.get(number));
-    index.map_or("the query".to_owned(), |index| format!("text {index}"))
+    index.map_or("the query".to_owned(), |index| places.name(*index))
 }
 
 /// A candidate and how near it is.
@@ -219,7 +221,8 @@ mod tests {
     fn a_refused_text_has_its_number_among_the_candidates() {
         let said = |sentence| {
             let failure = Failure::refused(sentence);
-            failure.about_texts(256, |number| Some(name(&[256, 259], number))).message().to_owned()
+            let called = |number| Some(name(&Places::default(), &[256, 259], number));
+            failure.about_texts(256, called).message().to_owned()
         };
         assert_eq!(said("text 1 has 602 tokens"), "text 259 has 602 tokens");
         assert_eq!(said("text 2 has 602 tokens"), "the query has 602 tokens");

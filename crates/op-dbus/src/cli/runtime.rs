@@ -12,6 +12,7 @@ use op_dbus_models::{Error, Progress, RuntimeStore, manifest, named};
 use serde_json::json;
 
 use super::models::{SourceArgs, SourceName};
+use super::terminal::harmless;
 use super::{EXIT_CODES, Failure, print};
 
 /// Show, fetch, check and remove ONNX Runtime and its provider libraries
@@ -155,7 +156,7 @@ fn tell(provider: &str, done: &str, path: Option<&Path>, json: bool) -> Result<(
     }
     let place = path.map(|path| format!(" ({})", path.display())).unwrap_or_default();
     let (names, package, version) = (library.provider_names(), &library.package, &library.version);
-    print(format!("{names}: {package} {version} {done}{place}\n"))?;
+    print(harmless(format!("{names}: {package} {version} {done}{place}\n")))?;
     if done == "installed" && !provider.needs.is_empty() {
         print(format!("{} needs besides: {}\n", provider.name, provider.needs))?;
     }

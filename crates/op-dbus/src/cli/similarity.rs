@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use super::caller::Caller;
 use super::cut::Cut;
 use super::packed::Options;
+use super::places::Places;
 use super::{BusArgs, Done, EXIT_CODES, Failure, connect, tell};
 
 /// Tell how near two texts are
@@ -48,7 +49,7 @@ async fn similarity(args: Args) -> Done {
     writeln!(std::io::stdout(), "{line}").map_err(|error| Failure::output(&error))?;
     let mut cut = Cut::default();
     reply.truncated.iter().for_each(|index| cut.add(u64::from(*index)));
-    if let Some(warning) = cut.warning() {
+    if let Some(warning) = cut.warning(&Places::default()) {
         tell(warning);
     }
     Ok(ExitCode::SUCCESS)

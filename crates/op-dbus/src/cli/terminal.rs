@@ -3,6 +3,8 @@
 use std::fmt;
 use std::io::IsTerminal;
 
+pub use op_dbus_models::printable;
+
 /// Whether standard output is a terminal that wants colour.
 pub fn colour() -> bool {
     let refused = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
@@ -43,26 +45,11 @@ pub fn paint(text: impl fmt::Display, colour: Colour, enabled: bool) -> String {
     }
 }
 
-/// `text` for a terminal: a control character (an escape sequence in a log line, say) and what turns the
-/// direction of all that follows become a visible `·`, and what goes beyond `chars_max` characters becomes `…`.
-pub fn printable(text: &str, chars_max: usize) -> String {
-    let mut shown = String::new();
-    for (position, c) in text.chars().enumerate() {
-        if position + 1 >= chars_max && text.chars().nth(chars_max).is_some() {
-            shown.push('…');
-            break;
-        }
-        shown.push(match c {
-            '\t' => ' ',
-            c if c.is_control()
-                || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}') =>
-            {
-                '·'
-            }
-            c => c,
-        });
-    }
-    shown
+/// Sentences for a terminal, each on its own line and [`printable`].
+pub fn harmless(sentences: impl fmt::Display) -> String {
+    let sentences = sentences.to_string();
+    let lines = sentences.split('\n').map(|line| printable(line, usize::MAX));
+    lines.collect::<Vec<_>>().join("\n")
 }
 
 /// A whole number with a thin grouping: `1,234,567`.
@@ -99,16 +86,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn control_characters_do_not_reach_the_terminal() {
-        assert_eq!(printable("a\x1b[31mb\tc\u{9b}", 80), "a·[31mb c·");
-        assert_eq!(printable("a\u{202e}b\u{2067}c\u{2069}", 80), "a·b·c·");
-    }
-
-    #[test]
-    fn long_text_is_cut_to_the_width() {
-        assert_eq!(printable("abcdef", 6), "abcdef");
-        assert_eq!(printable("abcdefg", 6), "abcde…");
-        assert_eq!(printable("", 6), "");
+    fn sentences_keep_their_lines_and_nothing_else_that_controls() {
+        assert_eq!(harmless("one\x1b[2J\n\r  two\n"), "one·[2J\n·  two\n");
     }
 
     #[test]

@@ -1,19 +1,24 @@
 //! Where texts come from: arguments, files or standard input, one a line, read as they are needed.
 
+use std::fmt;
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, IsTerminal, Read};
+use std::io::{self, BufRead, BufReader, ErrorKind, IsTerminal, Read};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use futures_util::{Stream, stream};
+use nix::unistd::{AccessFlags, access};
 use tokio::sync::mpsc;
 
+use super::places::{Places, place};
 use super::{Failure, tell};
 
 /// How far the reader may be ahead of the calls. This bounds the memory of a client, whatever the
 /// size of its input.
 const READ_AHEAD_TEXTS: usize = 4096;
 const READ_AHEAD_BYTES: usize = 8 << 20;
+/// The name of standard input.
+const STDIN: &str = "-";
 
 /// The texts of a command.
 #[derive(Debug)]
@@ -27,7 +32,7 @@ pub enum Source {
 impl Source {
     /// Arguments if there are any but a lone `-`, else files, else standard input.
     pub fn new(arguments: Vec<String>, files: Vec<PathBuf>) -> Self {
-        if !arguments.is_empty() && arguments != ["-"] {
+        if !arguments.is_empty() && arguments != [STDIN] {
             return Self::Arguments(arguments);
         }
         if !files.is_empty() {
@@ -36,7 +41,7 @@ impl Source {
         if io::stdin().is_terminal() {
             tell("reading texts from the terminal, one a line; Ctrl-D ends them");
         }
-        Self::Files(vec![PathBuf::from("-")])
+        Self::Files(vec![PathBuf::from(STDIN)])
     }
 }
 
@@ -56,6 +61,7 @@ pub struct Texts {
     /// Read, but too big for the call it was read for.
     left_over: Option<String>,
     limits: CallLimits,
+    places: Places,
 }
 
 impl Texts {
@@ -70,6 +76,11 @@ impl Texts {
             }
         });
         texts
+    }
+
+    /// Where they stand, which is known of each that has been read.
+    pub fn places(&self) -> Places {
+        self.places.clone()
     }
 
     /// The texts of each call, with the number of the first over all calls.
@@ -142,6 +153,7 @@ impl Ahead {
 struct Outgoing {
     sender: mpsc::Sender<Result<String, Failure>>,
     ahead: Arc<Ahead>,
+    places: Places,
 }
 
 impl Outgoing {
@@ -154,9 +166,10 @@ impl Outgoing {
 
 fn channel(limits: CallLimits) -> (Outgoing, Texts) {
     let (sender, incoming) = mpsc::channel(READ_AHEAD_TEXTS);
-    let ahead = Arc::<Ahead>::default();
-    let texts = Texts { incoming, ahead: ahead.clone(), left_over: None, limits };
-    (Outgoing { sender, ahead }, texts)
+    let (ahead, places) = (Arc::<Ahead>::default(), Places::default());
+    let (heard, known) = (ahead.clone(), places.clone());
+    let texts = Texts { incoming, ahead: heard, left_over: None, limits, places: known };
+    (Outgoing { sender, ahead, places }, texts)
 }
 
 /// Sends every text of `source`; ends early, without a failure, when nobody listens any more.
@@ -171,54 +184,72 @@ fn feed(source: Source, text_bytes_max: usize, outgoing: &Outgoing) -> Result<()
             }
         }
         Source::Files(paths) => {
+            // Before the texts of the others are computed for nothing.
+            paths.iter().try_for_each(|path| look(path))?;
+            let mut first = 0;
             for path in paths {
                 let (name, mut reader) = open(&path)?;
-                feed_lines(&mut reader, &name, text_bytes_max, outgoing)?;
+                outgoing.places.begin(first, &name);
+                first += feed_lines(&mut reader, &name, text_bytes_max, outgoing)?;
             }
         }
     }
     Ok(())
 }
 
-fn open(path: &Path) -> Result<(String, Box<dyn BufRead>), Failure> {
-    if path == Path::new("-") {
-        return Ok(("standard input".to_owned(), Box::new(BufReader::new(io::stdin()))));
+/// Refuses what is no file to read. A pipe is not opened for that: who writes to it would see it closed.
+fn look(path: &Path) -> Result<(), Failure> {
+    if path == Path::new(STDIN) {
+        return Ok(());
     }
-    let name = path.display().to_string();
-    match File::open(path) {
-        Ok(file) => Ok((name, Box::new(BufReader::new(file)))),
-        Err(error) => Err(Failure::refused(format!("can't read {name}: {error}"))),
+    match access(path, AccessFlags::R_OK) {
+        Ok(()) if path.is_dir() => Err(unread(path.display(), &ErrorKind::IsADirectory.into())),
+        looked => looked.map_err(|errno| unread(path.display(), &errno.into())),
     }
 }
 
+fn open(path: &Path) -> Result<(String, Box<dyn BufRead>), Failure> {
+    if path == Path::new(STDIN) {
+        return Ok(("standard input".to_owned(), Box::new(BufReader::new(io::stdin()))));
+    }
+    let file = File::open(path).map_err(|error| unread(path.display(), &error))?;
+    Ok((path.display().to_string(), Box::new(BufReader::new(file))))
+}
+
+fn unread(name: impl fmt::Display, error: &io::Error) -> Failure {
+    Failure::refused(format!("can't read {name}: {error}"))
+}
+
+/// Sends the texts of a file; returns how many there are.
 fn feed_lines(
     reader: &mut dyn BufRead,
     name: &str,
     text_bytes_max: usize,
     outgoing: &Outgoing,
-) -> Result<(), Failure> {
+) -> Result<u64, Failure> {
     // One byte over the limit is enough to know; `\r\n` may follow a text of full length.
     let line_bytes_max = u64::try_from(text_bytes_max).unwrap_or(u64::MAX).saturating_add(3);
-    for number in 1_u64.. {
-        let place = format!("{name}, line {number}");
+    let mut lines = 0;
+    loop {
         let mut line = Vec::new();
         (&mut *reader)
             .take(line_bytes_max)
             .read_until(b'\n', &mut line)
-            .map_err(|error| Failure::refused(format!("can't read {name}: {error}")))?;
+            .map_err(|error| unread(name, &error))?;
         if line.is_empty() {
-            break;
+            return Ok(lines);
         }
+        lines += 1;
+        let place = place(name, lines);
         let text = line.strip_suffix(b"\n").unwrap_or(&line);
         let text = text.strip_suffix(b"\r").unwrap_or(text);
         check_length(text.len(), text_bytes_max, &place)?;
         let text = decoded(text, &place)?;
         check(text, text_bytes_max, &place)?;
         if !outgoing.send(text.to_owned()) {
-            break;
+            return Ok(lines);
         }
     }
-    Ok(())
 }
 
 /// The text of a line's bytes.
@@ -287,8 +318,7 @@ mod tests {
     #[test]
     fn a_text_of_full_length_passes_and_one_byte_more_is_refused_with_its_place() {
         assert_eq!(lines(b"123456\r\nx\n").unwrap(), ["123456", "x"]);
-        let sentence =
-            "in, line 2: longer than 6 bytes, the service's limit for one text; split it";
+        let sentence = "in:2: longer than 6 bytes, the service's limit for one text; split it";
         assert_eq!(lines(b"x\n1234567\n").unwrap_err(), Failure::refused(sentence));
         assert_eq!(lines(b"x\n1234567890123\n").unwrap_err(), Failure::refused(sentence));
     }
@@ -296,10 +326,42 @@ mod tests {
     #[test]
     fn what_dbus_text_cannot_hold_is_refused() {
         let sentence =
-            "in, line 1: not UTF-8 text; leave such bytes out with `iconv -c -f UTF-8 -t UTF-8`";
+            "in:1: not UTF-8 text; leave such bytes out with `iconv -c -f UTF-8 -t UTF-8`";
         assert_eq!(lines(b"\xff\n").unwrap_err(), Failure::refused(sentence));
-        let sentence = "in, line 1: a NUL byte, which D-Bus text can't hold";
+        let sentence = "in:1: a NUL byte, which D-Bus text can't hold";
         assert_eq!(lines(b"a\0b\n").unwrap_err(), Failure::refused(sentence));
+    }
+
+    #[test]
+    fn texts_are_known_by_their_files_and_lines() {
+        let folder = tempfile::tempdir().unwrap();
+        let paths = ["one", "none", "two"].map(|name| folder.path().join(name));
+        for (path, lines) in paths.iter().zip(["a\n\nb", "", "c\n"]) {
+            std::fs::write(path, lines).unwrap();
+        }
+        let (outgoing, texts) = channel(LIMITS);
+        feed(Source::Files(paths.to_vec()), LIMITS.text_bytes_max, &outgoing).unwrap();
+        let lines = [0, 2, 3].map(|index| texts.places().line(index).unwrap());
+        let expected = [(0, 1), (0, 3), (2, 1)]
+            .map(|(file, line): (usize, u64)| format!("{}:{line}", paths[file].display()));
+        assert_eq!(lines, expected);
+        let (outgoing, texts) = channel(LIMITS);
+        feed(Source::Arguments(vec!["a".to_owned()]), LIMITS.text_bytes_max, &outgoing).unwrap();
+        assert_eq!(texts.places().line(0), None);
+    }
+
+    #[test]
+    fn a_file_that_cant_be_read_is_told_before_the_others_are() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), "a\n").unwrap();
+        for wrong in ["/nonexistent/file", "/proc"] {
+            let (outgoing, mut texts) = channel(LIMITS);
+            let paths = vec![file.path().to_owned(), wrong.into()];
+            let refused = feed(Source::Files(paths), LIMITS.text_bytes_max, &outgoing).unwrap_err();
+            let told = format!("can't read {wrong}: ");
+            assert!(refused.message().starts_with(&told), "{}", refused.message());
+            assert!(texts.incoming.try_recv().is_err());
+        }
     }
 
     #[tokio::test]

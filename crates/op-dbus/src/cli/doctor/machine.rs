@@ -15,6 +15,9 @@ use super::facts::{Descriptions, Driver, Facts, Hardware, OTHER_DEVICE};
 /// How long NVIDIA's own program may take: where the driver hangs it never ends.
 const LIST_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// What that program says where it has nothing to list, which it calls an error.
+const NOTHING_TO_LIST: &str = "No devices were found";
+
 /// What to do where that program fails, which asks the driver as CUDA does.
 const SMI_FAILS: &str = "have `nvidia-smi` list the card first: restart the machine if its driver was updated, or \
      install the driver anew";
@@ -149,16 +152,23 @@ pub async fn listed() -> Option<Listed> {
     output.ok().map(|output| told(&output))
 }
 
-/// What it has told. Where it fails it says so in place of a list, and nothing computes on its driver.
+/// What it has told. Where it fails it says so in place of a list, and nothing computes on its driver; beside a list
+/// an error is a warning of a card, as that its infoROM is corrupted.
 fn told(output: &Output) -> Listed {
-    let said = String::from_utf8_lossy(&output.stdout);
-    if output.status.success() {
+    let (list, complaint) = (&output.stdout, &output.stderr);
+    let said = String::from_utf8_lossy(list) + String::from_utf8_lossy(complaint);
+    let has_list = said.lines().any(|line| card(line).is_some()) || said.contains(NOTHING_TO_LIST);
+    if output.status.success() || has_list {
         return Ok(said.into_owned());
     }
-    let said = format!("{said}{}", String::from_utf8_lossy(&output.stderr));
     let said = said.lines().map(str::trim).find(|line| !line.is_empty());
     let why = said.map_or_else(|| output.status.to_string(), str::to_owned);
     Err(Check::wrong("driver", format!("`nvidia-smi` fails: {why}"), SMI_FAILS))
+}
+
+/// The number of the card that a line is about, where it is one of the list.
+fn card(line: &str) -> Option<u32> {
+    line.split_once(',')?.0.trim().parse().ok()
 }
 
 /// Whether the devices are there and new enough, of which those that are `named` are to compute.
@@ -170,7 +180,6 @@ pub fn capability(driver: &Driver, listed: &Listed, named: &Devices) -> Check {
 }
 
 fn capabilities(listed: &str, least: f32, named: &Devices) -> Check {
-    let number = |line: &str| line.split(',').next().and_then(|word| word.parse::<u32>().ok());
     let is_old = |line: &&str| {
         let capability = line.rsplit(',').next().and_then(|word| word.trim().parse::<f32>().ok());
         capability.is_some_and(|found| found < least)
@@ -180,8 +189,9 @@ fn capabilities(listed: &str, least: f32, named: &Devices) -> Check {
         Devices::All => &[],
         Devices::List(numbers) => numbers,
     };
-    let lines = listed.lines().map(str::trim).filter(|line| !line.is_empty());
-    let known: Vec<u32> = lines.clone().filter_map(number).collect();
+    // Warnings stand between them.
+    let lines = listed.lines().map(str::trim).filter(|line| card(line).is_some());
+    let known: Vec<u32> = lines.clone().filter_map(card).collect();
     if known.is_empty() {
         return Check::unchecked("capability", "`nvidia-smi` tells of no device");
     }
@@ -191,13 +201,15 @@ fn capabilities(listed: &str, least: f32, named: &Devices) -> Check {
         let found = format!("gpu_device names {absent}, and `nvidia-smi` tells of {known} alone");
         return Check::wrong("device", found, OTHER_DEVICE);
     }
-    let is_named = |line: &&str| number(line).is_some_and(|number| named.contains(&number));
+    let is_named = |line: &&str| card(line).is_some_and(|number| named.contains(&number));
     let (old, new): (Vec<&str>, Vec<&str>) = lines.partition(is_old);
     let below = format!("compute capability is below {least:.1}: {}", old.join("; "));
     match (new.first(), old.iter().any(is_named)) {
         (Some(new), true) => {
-            let other = number(new).unwrap_or_default();
-            let next = format!("take another card by gpu_device, such as {other}");
+            let other = card(new).unwrap_or_default();
+            let next = format!(
+                "take another card by gpu_device, such as {other} (a fallback has the first)"
+            );
             Check::wrong("capability", below, next)
         }
         (None, _) => Check::wrong(
@@ -301,6 +313,12 @@ mod tests {
             "`nvidia-smi` fails: Failed to initialize NVML: Driver/library version mismatch";
         assert_eq!((check.state, check.found.as_str()), (State::Wrong, found));
         assert!(check.next.unwrap().contains("restart the machine"));
+        // With codes of their own.
+        let warned = "0, A GPU, 9.0\nWARNING: infoROM is corrupted at gpu 0000:3B:00.0\n";
+        let check = capability(driver, &told(14, warned), &Devices::All);
+        assert_eq!(check, Check::ok("capability", "0, A GPU, 9.0"));
+        let check = capability(driver, &told(6, "No devices were found\n"), &Devices::All);
+        assert_eq!(check.state, State::Unchecked, "{}", check.found);
     }
 
     #[test]
@@ -328,7 +346,7 @@ mod tests {
             let check = check(both, named);
             assert_eq!(check.state, State::Wrong, "{named}");
             assert!(check.found.ends_with("0, Tesla P100, 6.0"), "{}", check.found);
-            assert!(check.next.unwrap().ends_with("gpu_device, such as 1"));
+            assert!(check.next.unwrap().contains("gpu_device, such as 1 "));
         }
         for named in ["1", "all"] {
             let check = check(both, named);

@@ -9,7 +9,7 @@ use op_dbus_engine::CancellationToken;
 
 use super::super::own_cache;
 use super::check::{Check, PROOF};
-use super::facts;
+use super::{devices, facts};
 
 /// How long the workers may take to end.
 const STOP_TIMEOUT: Duration = Duration::from_secs(5);
@@ -20,6 +20,8 @@ const BATCH_TOKENS: usize = 512;
 /// Computes on the provider and on no other.
 pub async fn check(loaded: &Loaded, provider: Provider) -> Check {
     let mut loaded = loaded.clone();
+    // Before it is what is asked for: a fallback has other devices than that.
+    loaded.settings.gpu_device = devices::given(&loaded, provider);
     loaded.settings.execution_provider = provider;
     // Itself: no other is tried, and no advice about the setting is added.
     loaded.settings.fallback = vec![provider];

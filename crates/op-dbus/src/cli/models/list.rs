@@ -5,7 +5,7 @@ use serde::Serialize;
 use serde_json::json;
 
 use super::super::store::{looked, painted};
-use super::super::terminal::{Colour, colour, paint};
+use super::super::terminal::{Colour, colour, harmless, paint};
 use super::super::{Failure, print, tell};
 use super::{megabytes, readable};
 
@@ -52,7 +52,7 @@ pub(super) fn run(store: &Store, json: bool) -> Result<(), Failure> {
         ));
     }
     for reason in rows.iter().filter_map(|row| row.reason.as_ref()) {
-        out.push_str(&format!("{reason}\n"));
+        out.push_str(&format!("{}\n", harmless(reason)));
     }
     print(out)
 }

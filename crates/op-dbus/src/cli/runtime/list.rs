@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::super::models::megabytes;
 use super::super::store::{looked, painted};
-use super::super::terminal::{Colour, colour, paint};
+use super::super::terminal::{Colour, colour, harmless, paint};
 use super::super::{Failure, print};
 
 /// One line of `list`.
@@ -33,7 +33,7 @@ pub(super) fn run(store: &RuntimeStore, json: bool) -> Result<(), Failure> {
     let mut out = paint(heading, Colour::Faint, colour) + "\n";
     for row in &rows {
         let size = row.bytes().map_or_else(|| "-".to_owned(), megabytes);
-        let path = row.path.as_ref().map(|path| format!("  {}", path.display()));
+        let path = row.path.as_ref().map(|path| format!("  {}", harmless(path.display())));
         out.push_str(&format!(
             "{:<8}  {:<width$}  {size:>8}  {}{}\n",
             row.provider.name,
@@ -46,7 +46,7 @@ pub(super) fn run(store: &RuntimeStore, json: bool) -> Result<(), Failure> {
     // Providers that share a library share what is wrong with it.
     reasons.dedup();
     for reason in reasons {
-        out.push_str(&format!("{reason}\n"));
+        out.push_str(&format!("{}\n", harmless(reason)));
     }
     print(out)
 }

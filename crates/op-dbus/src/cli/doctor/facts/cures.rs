@@ -76,9 +76,16 @@ const REASONS: &[(&str, &str)] = &[
         "type `rmmod nvidia_uvm && modprobe nvidia_uvm`, or restart the machine: its driver did not \
          survive a sleep",
     ),
+    // Before the numbers of devices: OpenVINO's depend on the kind that it names.
+    (
+        "device_type",
+        "name a device that is there as device_type in [providers.openvino], and its number as gpu_device, or install its driver",
+    ),
     ("invalid device ordinal", OTHER_DEVICE),
     ("has one device", OTHER_DEVICE),
     ("has devices 0 to", OTHER_DEVICE),
+    // Of the endpoints of a fleet.
+    ("gpu_device names number", OTHER_DEVICE),
     (
         "no kernel image",
         "take a GPU of compute capability 7.5 or newer, or set execution_provider to auto",
@@ -86,10 +93,6 @@ const REASONS: &[(&str, &str)] = &[
     (
         "remote: ",
         "mend the table [providers.remote], or what answers at its endpoints; `curl` shows what that says",
-    ),
-    (
-        "device_type",
-        "name a device that is there as device_type in [providers.openvino], and its number as gpu_device, or install its driver",
     ),
     ("load_config", SETTINGS),
     ("set precision to", "set precision as the proof says"),
@@ -128,11 +131,19 @@ mod tests {
         let cuda = |reason: &str| cure(Provider::Cuda, reason);
         assert!(cuda("CUDA failure 2: out of memory").contains("vector_level"));
         assert!(cure(Provider::WebGpu, "Failed to get a WebGPU adapter").contains("Vulkan"));
-        assert!(cure(Provider::OpenVino, "with device_type GPU: it failed").contains("driver"));
+        for reason in
+            ["with device_type GPU: it failed", "device_type CPU has one device, 0, and not 1"]
+        {
+            assert!(cure(Provider::OpenVino, reason).contains("as device_type in"), "{reason}");
+        }
         let at_its_limit =
             "out of memory: Available memory of 9 is smaller than requested bytes of 99";
         assert!(cuda(at_its_limit).contains("gpu_memory_limit"));
-        for absent in ["ggml has one device here, 0, and not 1", "101: invalid device ordinal"] {
+        for absent in [
+            "ggml has one device here, 0, and not 1",
+            "101: invalid device ordinal",
+            "remote: remote has 1 endpoints, and gpu_device names number 1",
+        ] {
             assert_eq!(cuda(absent), OTHER_DEVICE, "{absent}");
         }
         assert!(cuda("it did not load: it said nothing for 9 s").contains("load_timeout_s"));
