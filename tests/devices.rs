@@ -89,6 +89,9 @@ async fn the_cpu_is_listed_and_in_use_only_while_it_computes() -> Outcome {
     let status = cli(&bus, &["status", "--json"]).await?.success()?;
     let status: Value = serde_json::from_str(&status)?;
     assert_eq!(status["devices"][0]["name"], "cpu:0");
+    daemon.client().manager.unload().await?;
+    let devices = daemon.client().manager.list_devices().await?;
+    assert!(devices.iter().all(|one| text(one, "provider") != "sim"), "unloaded: {devices:?}");
     daemon.stop().await
 }
 

@@ -44,6 +44,7 @@ tests! {
     one_that_fails_another_level_after_a_change_is_told: [Bus, Low, High, Ggml],
     one_that_is_better_and_not_what_was_asked_for_is_told: [Bus, Low, Medium, Ggml],
     what_one_has_left_of_its_proof_goes: [Bus, Low, Ggml],
+    one_that_is_not_there_is_refused_and_not_told_as_lost: [Bus, Low, Ggml],
     faults_that_are_none_are_named: [Bus],
 }
 
@@ -314,6 +315,20 @@ async fn what_one_has_left_of_its_proof_goes() -> Outcome {
     let change = daemon.client().manager.set_devices(&["7"]).await;
     refused(change, ErrorName::ProviderUnavailable)?;
     assert!(!left.exists());
+    daemon.stop().await
+}
+
+/// Beside one that is there, whose worker goes with it.
+async fn one_that_is_not_there_is_refused_and_not_told_as_lost() -> Outcome {
+    let (_bus, _setup, daemon) = ggml()?.alone().await?;
+    let change = daemon.client().manager.set_devices(&["0", "7"]).await;
+    let why = refused(change, ErrorName::ProviderUnavailable)?;
+    assert!(why.contains("ggml has one device here, 0, and not 7"), "{why}");
+    let said = daemon.process.stderr();
+    assert!(said.contains("gpu_device is not changed to 0,7: "), "{said}");
+    for lost in ["could not be loaded on", "worker lost", "can't be replaced"] {
+        assert!(!said.contains(lost), "{said}");
+    }
     daemon.stop().await
 }
 

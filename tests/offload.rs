@@ -139,11 +139,16 @@ async fn the_cpu_that_is_left_is_told_as_a_fallback() -> Outcome {
     assert_eq!(client.status::<String>("device").await?, "cpu:0");
     let told = told_of(&daemon, "ggml").await?;
     assert!(value::<Vec<String>>(&told, "devices")?.is_empty(), "{told:?}");
+    load.stop().await?;
+    // Until it has proved itself it is not told as what computes, also where nothing is loaded meanwhile.
+    client.manager.unload().await?;
+    assert_eq!(provider(&daemon).await?, ("cpu".to_owned(), reason.clone()));
+    client.vectors(&["loaded again"]).await?;
+    assert_eq!(provider(&daemon).await?, ("cpu".to_owned(), reason));
     fs::rename(&away, &library)?;
     assert_eq!(daemon.state(|state| state == "ready").await?, "ready");
     assert_eq!(provider(&daemon).await?, ("ggml".to_owned(), String::new()));
     assert_eq!(fallbacks(&daemon).await?, (1, 1));
-    load.stop().await?;
     daemon.stop().await
 }
 
@@ -272,6 +277,15 @@ async fn another_level_moves_to_the_fallback_by_itself() -> Outcome {
     assert_eq!(provider(&daemon).await?, ("ggml".to_owned(), String::new()));
     let all = workers(&daemon).await?;
     assert!(all.starts_with(&in_force), "what is in force is as it was: {all:?}");
+    for level in daemon.client().manager.list_levels().await? {
+        let runs = value::<String>(&level, "provider")?;
+        let why = value::<String>(&level, "fallback_reason")?;
+        match value::<String>(&level, "name")?.as_str() {
+            "low" => assert_eq!((&*runs, &*why), ("ggml", "")),
+            "medium" => assert!(runs == "cpu" && why.contains("ggml"), "{runs}: {why}"),
+            _ => assert_eq!((&*runs, &*why), ("", ""), "it is not loaded"),
+        }
+    }
     daemon.stop().await
 }
 

@@ -32,13 +32,15 @@ mod hostile;
 mod names;
 /// Servers that take texts.
 mod texts;
+/// Endpoints of unlike speed.
+mod unlike;
 /// Servers with another model, and servers that do otherwise with the right one.
 mod wrong;
 
 /// The tests of all modules.
 pub fn all() -> Vec<Test> {
     let ways = [tests(), grpc::tests(), names::tests(), texts::tests()];
-    let rest = [chain::tests(), hostile::tests(), wrong::tests()];
+    let rest = [chain::tests(), hostile::tests(), unlike::tests(), wrong::tests()];
     ways.into_iter().chain(rest).flatten().collect()
 }
 
@@ -74,7 +76,11 @@ struct Far {
 
 impl Far {
     async fn start(level: &str) -> Outcome<Self> {
-        let (bus, setup) = (PrivateBus::start().await?, Setup::real(level)?);
+        Self::of(Setup::real(level)?).await
+    }
+
+    async fn of(setup: Setup) -> Outcome<Self> {
+        let bus = PrivateBus::start().await?;
         let daemon = setup.ready(&bus).await?;
         Ok(Self { bus, setup, daemon })
     }

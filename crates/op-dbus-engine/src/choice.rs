@@ -1,13 +1,14 @@
 //! What an engine knows of its devices, by which it chooses between them.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::engine::Engine;
 use crate::routing::BatchCost;
 
 impl Engine {
-    /// What a batch of `tokens` takes on the device of each pool, by what was measured and seen; only
-    /// known where there is a choice of pools, or after the first batches.
+    /// What a batch of `tokens` takes on each device of each pool, by what was measured and seen; only
+    /// known where there is a choice of devices, or after the first batches.
     pub fn costs(&self, tokens: usize) -> Vec<(String, Duration)> {
         self.scheduler().roster(|roster| roster.costs(tokens))
     }
@@ -19,8 +20,8 @@ impl Engine {
         self.scheduler().set_free(device, bytes);
     }
 
-    /// What batches are known to cost in each pool, by size.
-    pub fn known_costs(&self) -> Vec<Vec<BatchCost>> {
+    /// What batches are known to cost in each pool, by device and size.
+    pub fn known_costs(&self) -> Vec<BTreeMap<String, Vec<BatchCost>>> {
         self.scheduler().roster(|roster| roster.known_costs())
     }
 }

@@ -1,5 +1,6 @@
 //! Every bound of the engine in one place, who computes, and the shape of the model that is served.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -236,9 +237,12 @@ pub struct Pool {
     /// Names of the devices that its workers take in turn, for what is told of one that has not loaded yet;
     /// empty where they are not known.
     pub devices: Vec<String>,
-    /// What its batches were known to cost; where that is nothing, and there is another pool, it is
-    /// measured.
-    pub costs: Vec<BatchCost>,
+    /// Whether each of its workers has to load for the engine to start; else one that fails is tried again while the
+    /// others compute.
+    pub whole: bool,
+    /// What its batches were known to cost on each device, by name. Of one of which nothing is known it is measured,
+    /// where there is another pool or another device.
+    pub costs: BTreeMap<String, Vec<BatchCost>>,
     /// So many batches lost, each before 32 were computed since the last, or one text lost twice by the pool, and a
     /// worker is given up as one that can't be loaded, though it can; none where nothing takes its place.
     pub losses_max: Option<u32>,
@@ -248,8 +252,8 @@ impl Pool {
     /// One worker under the default limits.
     pub fn new(factory: BackendFactory) -> Self {
         let batch = BatchLimits::default();
-        let (workers, reserved, reference, holds_device) = (1, 0, None, false);
-        let (devices, costs, losses_max) = (Vec::new(), Vec::new(), None);
+        let (workers, reserved, reference, holds_device, whole) = (1, 0, None, false, false);
+        let (devices, costs, losses_max) = (Vec::new(), BTreeMap::new(), None);
         Self {
             factory,
             workers,
@@ -258,6 +262,7 @@ impl Pool {
             reference,
             holds_device,
             devices,
+            whole,
             costs,
             losses_max,
         }

@@ -195,7 +195,8 @@ impl Worker {
         let shared = Arc::clone(&self.shared);
         if shared.scheduler.is_to_measure(self.place.index) {
             let costs = proof::measure(self.backend.as_mut(), self.place, &shared)?;
-            shared.scheduler.roster(|roster| roster.measured(self.place.pool, &costs));
+            let device = &self.description.device;
+            shared.scheduler.roster(|roster| roster.measured(self.place.pool, device, &costs));
         }
         let did = (Footprint::default(), self.backend.memory());
         shared.scheduler.change(|roster| roster.obeyed(self.place.index, Order::Check, did));

@@ -41,11 +41,11 @@ fn proved(place: Place, shared: &Shared) -> Result<Box<dyn Backend>, BackendErro
     let vector = probe(backend.as_mut(), &shared.model, &shared.probe)?;
     trust(pool, backend.description(), &vector)?;
     sample(backend.as_mut(), pool, &shared.model)?;
-    let scheduler = &shared.scheduler;
-    let known = scheduler.roster(|roster| roster.known_costs());
-    if known.len() > 1 && known[place.pool].is_empty() {
+    let (scheduler, device) = (&shared.scheduler, backend.description().device.clone());
+    let is_choice = shared.pools.len() > 1 || pool.devices.len() > 1;
+    if is_choice && !scheduler.roster(|roster| roster.knows(place.pool, &device)) {
         let costs = measure(backend.as_mut(), place, shared)?;
-        scheduler.roster(|roster| roster.measured(place.pool, &costs));
+        scheduler.roster(|roster| roster.measured(place.pool, &device, &costs));
     }
     Ok(backend)
 }

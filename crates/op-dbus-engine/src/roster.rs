@@ -1,7 +1,8 @@
-//! Who computes: the workers of each pool, what they do, and what batches cost there.
+//! Who computes: the workers of each pool, what they do, and what batches cost on their devices.
 
 mod costs;
 mod given_up;
+mod lanes;
 mod orders;
 mod reserve;
 mod room;
@@ -13,9 +14,10 @@ use crate::backend::{Backend, BackendError, Description, Footprint};
 use crate::batch::Batch;
 use crate::config::{self, BatchLimits, ModelShape};
 use crate::planner::Planner;
-use crate::routing::{self, Cost, Lane, Running, Waiting};
+use crate::routing::Running;
 use crate::status::{WorkerState, WorkerStatus};
 use crate::usage::MemoryUse;
+use costs::Known;
 
 pub(crate) use costs::TOKENS_PER_S_ASSUMED;
 pub(crate) use orders::Order;
@@ -37,9 +39,8 @@ struct Pool {
     holds_device: bool,
     losses_max: Option<u32>,
     planner: Planner,
-    cost: Cost,
-    /// Since when its workers leave batches to others because of what theirs are known to cost.
-    left_us: Option<u64>,
+    /// What its batches cost on each device.
+    known: Vec<Known>,
 }
 
 #[derive(Debug, Default)]
@@ -55,6 +56,8 @@ struct Worker {
     forgets_at: u64,
     /// Whether it lost the last one by itself.
     lost_by_itself: bool,
+    /// Whether it was given up and then unloaded, and has not proved itself since.
+    was_given_up: bool,
     /// What it is asked for and has not done yet.
     orders: BTreeSet<Order>,
     /// Whether a backend is being made for it now.
@@ -97,6 +100,11 @@ impl Worker {
         matches!(self.status.state, WorkerState::Idle | WorkerState::Busy)
     }
 
+    /// What it computes on.
+    fn device(&self) -> &str {
+        &self.status.description.device
+    }
+
     /// For how long it has been busy.
     fn busy_us(&self, now_us: u64) -> u64 {
         self.running.map_or(0, |running| now_us.saturating_sub(running.started_us))
@@ -116,16 +124,11 @@ impl Roster {
             let limits = pool.batch;
             let tokens_max = limits.tokens_max.max(model.max_input_tokens);
             let batch = BatchLimits { tokens_max, rows_max: limits.rows_max.max(1), ..limits };
-            let (planner, cost) = (Planner::new(batch), Cost::of_known(&pool.costs));
+            let (planner, known) = (Planner::new(batch), Known::all(&pool.costs));
             let config::Pool { reserved, holds_device, losses_max, .. } = *pool;
-            Pool { batch, reserved, holds_device, losses_max, planner, cost, left_us: None }
+            Pool { batch, reserved, holds_device, losses_max, planner, known }
         };
         Self { pools: pools.iter().map(pool).collect(), workers: Vec::new() }
-    }
-
-    /// Whether a batch may have to go to another pool than that of whoever is idle.
-    pub fn is_mixed(&self) -> bool {
-        self.pools.len() > 1
     }
 
     /// Plans a pool's batches by what its backends said of themselves when they were loaded, each of which may
@@ -172,26 +175,13 @@ impl Roster {
         self.pools.get_mut(pool).map(|pool| &mut pool.planner)
     }
 
-    /// Whether `worker` leaves what waits to another one, which has it done first or has the memory for
-    /// it, and how long it then waits before it asks again.
-    pub fn leaves(&self, worker: usize, waiting: Waiting, now_us: u64) -> Option<Duration> {
-        let for_room = self.leaves_for_room(worker, waiting.tokens, now_us);
-        if for_room.is_some() || !self.is_mixed() {
-            return for_room;
-        }
-        let own = self.workers.get(worker)?.pool;
-        let others = (0..self.pools.len()).filter(|pool| *pool != own);
-        let others: Vec<_> = others.filter_map(|pool| self.lane(pool, waiting)).collect();
-        routing::leave(&self.lane(own, waiting)?, &others, waiting, now_us)
-    }
-
     /// Whether `worker` leaves a row whose batch failed on `failed_on` to somebody further from that:
     /// in another pool, as what took one device may have taken all of its kind; else on another device, or
     /// another worker of the same. One that is busy is waited for, but not for longer than this tells: it
     /// may hang.
     pub fn leaves_failed(&self, worker: usize, failed_on: usize, now_us: u64) -> Option<Duration> {
         let pool = |index: usize| Some(self.workers.get(index)?.pool);
-        let device = |index: usize| Some(&self.workers.get(index)?.status.description.device);
+        let device = |index: usize| self.workers.get(index).map(Worker::device);
         let distance = |index| {
             let elsewhere = (pool(index) != pool(failed_on), device(index) != device(failed_on));
             (elsewhere, index != failed_on)
@@ -200,16 +190,6 @@ impl Roster {
         let others = others.filter(|(_, other)| other.is_there() && !other.status.reserved);
         let further = others.filter(|(index, _)| distance(*index) > distance(worker));
         waited_for(further.map(|(_, other)| other), now_us)
-    }
-
-    /// A pool, with those of its workers that can have the next batch of what waits.
-    fn lane(&self, index: usize, waiting: Waiting) -> Option<Lane<'_>> {
-        let pool = self.pools.get(index)?;
-        let members = self.ordinary().filter(|worker| worker.pool == index && worker.is_there());
-        let members = members.filter(|worker| self.has_room(worker, waiting.tokens));
-        let workers = members.map(|worker| worker.running);
-        let (cost, tokens_max) = (&pool.cost, pool.planner.tokens_max());
-        Some(Lane { cost, tokens_max, workers: workers.collect() })
     }
 
     /// For how long the worker that has computed longest has done so; none where nobody computes.
@@ -230,7 +210,7 @@ impl Roster {
     pub fn ran(&mut self, worker: usize, batch: &Batch<'_>, us: u64, memory: MemoryUse) {
         let Some(own) = self.workers.get_mut(worker) else { return };
         own.has_moved(memory, batch.tokens());
-        let Worker { pool, status, running, largest, losses, forgets_at, .. } = own;
+        let Worker { status, running, largest, losses, forgets_at, .. } = own;
         *running = None;
         *largest = batch.tokens().max(*largest);
         status.memory = memory;
@@ -241,10 +221,9 @@ impl Roster {
         status.rows += batch.rows() as u64;
         status.tokens += batch.tokens() as u64;
         status.busy_us += us;
-        let (pool, reserved) = (*pool, status.reserved);
         // Which computes with one thread, beside the others.
-        if !reserved {
-            self.learn(pool, batch.tokens(), us);
+        if !status.reserved {
+            self.learn(worker, batch.tokens(), us);
         }
     }
 
@@ -280,7 +259,7 @@ impl Roster {
     /// A worker has a backend again.
     pub fn loaded(&mut self, worker: usize, loaded: Loaded) {
         if let Some(worker) = self.workers.get_mut(worker) {
-            worker.is_loading = false;
+            (worker.is_loading, worker.was_given_up) = (false, false);
             (worker.load_failures, worker.load_failures_us) = (0, 0);
             worker.status.state = WorkerState::Idle;
             worker.status.description = loaded.description;
@@ -299,8 +278,10 @@ impl Roster {
 
     /// A worker has let its backend go. It will try anew to have one, whatever failed before.
     pub fn unloaded(&mut self, worker: usize) {
+        let is_given_up = self.workers.get(worker).is_some_and(|own| !self.counts(own));
         self.set(worker, WorkerState::Unloaded);
         if let Some(worker) = self.workers.get_mut(worker) {
+            worker.was_given_up |= is_given_up;
             worker.orders.clear();
             (worker.load_failures, worker.load_failures_us, worker.losses) = (0, 0, 0);
             worker.footprint.resident = 0;

@@ -1,7 +1,7 @@
-//! Which pool a batch goes to where there are several: the one that will have it done first.
+//! Which device a batch goes to where there are several, of one pool or of two: the one that will have it done first.
 //!
-//! Workers pull, so the question is put to an idle worker whose turn it would be: will what waits be
-//! done sooner by a worker of another pool, although that may still be busy with the batch before?
+//! Workers pull, so the question is put to an idle worker whose turn it would be: will all that waits be done
+//! elsewhere before it has one batch of that, although others may still be busy with the batch before?
 //! What batches cost is learned from those that ran.
 
 use std::time::Duration;
@@ -13,13 +13,13 @@ use crate::call::Priority;
 /// Weight of the newest batch in what is known of its size.
 const WEIGHT: f32 = 0.2;
 /// A batch that took longer than so many times what was known counts as that: a moment that another program took
-/// away is no reason to leave a pool, and one that has become slower shows it by several.
+/// away is no reason to leave a device, and one that has become slower shows it by several.
 const OUTLIER: f32 = 4.0;
 /// Sizes are told apart by powers of two; a batch of a million tokens belongs to the last.
 const OCTAVES: usize = 20;
 /// However cheap a batch is, the question is not put again sooner than this.
 const PAUSE_MIN: Duration = Duration::from_millis(1);
-/// However dear it is, a pool that hangs is not relied on for longer.
+/// However dear it is, a device that hangs is not relied on for longer.
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 
 /// What a batch of a certain size costs, as the mean of those that ran.
@@ -31,7 +31,7 @@ pub struct BatchCost {
     pub us: u64,
 }
 
-/// What batches cost in one pool.
+/// What batches cost on one device of one pool.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Cost([Option<Point>; OCTAVES]);
 
@@ -40,7 +40,7 @@ pub(crate) struct Cost([Option<Point>; OCTAVES]);
 struct Point {
     tokens: f32,
     us: f32,
-    /// Whether nothing of this size has run since batches were left to another pool.
+    /// Whether nothing of this size has run since batches were left to another device.
     is_left: bool,
 }
 
@@ -71,7 +71,7 @@ impl Cost {
         point.us += WEIGHT * (new.us.min(OUTLIER * point.us.max(1.0)) - point.us);
     }
 
-    /// From here on batches are left to another pool: of sizes that don't run any more nothing is learned.
+    /// From here on batches are left to another device: of sizes that don't run any more nothing is learned.
     pub fn leave(&mut self) {
         self.0.iter_mut().flatten().for_each(|point| point.is_left = true);
     }
@@ -116,13 +116,13 @@ impl Cost {
     }
 }
 
-/// A pool, as the question sees it.
+/// The workers of a pool on one device, as the question sees them.
 #[derive(Debug)]
 pub(crate) struct Lane<'a> {
     pub cost: &'a Cost,
-    /// Tokens of its largest batch.
+    /// Tokens of their largest batch.
     pub tokens_max: usize,
-    /// Its workers that can be had: what each runs now.
+    /// Those that can be had: what each runs now.
     pub workers: Vec<Option<Running>>,
 }
 
@@ -134,38 +134,32 @@ pub(crate) struct Running {
     pub started_us: u64,
 }
 
-/// What waits.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Waiting {
-    pub tokens: usize,
-    /// Whether its callers wait for all of it rather than for each text.
-    pub bulk: bool,
-}
-
-/// Whether an idle worker of `own` leaves the next batch to another pool, and how long it then waits
-/// before it asks again: whoever was to be faster may not be.
+/// Whether an idle worker of `own` leaves the next batch of so many tokens that wait to other lanes, and how long it
+/// then waits before it asks again: whoever was to be faster may not be.
 pub(crate) fn leave(
     own: &Lane<'_>,
     others: &[Lane<'_>],
-    waiting: Waiting,
+    waiting_tokens: usize,
     now_us: u64,
 ) -> Option<Duration> {
-    // A pool that nothing is known of has to run something first.
-    let own_us = own.cost.of(waiting.tokens.min(own.tokens_max))?;
-    let sooner = others.iter().filter_map(|other| other.done_in(waiting, now_us));
-    let left = sooner.min().is_some_and(|us| us < own_us);
+    // A device that nothing is known of has to run something first.
+    let own_us = own.cost.of(waiting_tokens.min(own.tokens_max))?;
+    let done = others.iter().map(|other| other.done_within(own_us, waiting_tokens, now_us));
+    // What they do not come to by then is done sooner with one more to help.
+    let left = done.fold(0, usize::saturating_add) >= waiting_tokens.max(1);
     left.then(|| Duration::from_micros(own_us).clamp(PAUSE_MIN, PAUSE_MAX))
 }
 
 impl Lane<'_> {
-    /// Time until the next batch would be done here; until all that waits would be, if its callers
-    /// wait for all of it. `None` where that is not known.
-    fn done_in(&self, waiting: Waiting, now_us: u64) -> Option<u64> {
-        let free_us = self.workers.iter().map(|worker| self.remaining(*worker, now_us)).min()?;
-        let next_us = self.cost.of(waiting.tokens.min(self.tokens_max))?;
-        let batches = waiting.tokens.div_ceil(self.tokens_max.max(1));
-        let turns = if waiting.bulk { batches.div_ceil(self.workers.len()).max(1) } else { 1 };
-        Some(free_us.saturating_add(next_us.saturating_mul(turns as u64)))
+    /// Tokens of what waits that are done here in less than `us`; none where that is not known.
+    fn done_within(&self, us: u64, waiting_tokens: usize, now_us: u64) -> usize {
+        let next_us = self.cost.of(waiting_tokens.min(self.tokens_max));
+        let Some(next_us) = next_us.map(|us| us.max(1)) else { return 0 };
+        let batches = self.workers.iter().map(|worker| {
+            let left_us = us.saturating_sub(self.remaining(*worker, now_us));
+            usize::try_from(left_us.saturating_sub(1) / next_us).unwrap_or(usize::MAX)
+        });
+        batches.fold(0, usize::saturating_add).saturating_mul(self.tokens_max.max(1))
     }
 
     /// Time until a worker is idle. One that is late will be so for half as long again, as far as

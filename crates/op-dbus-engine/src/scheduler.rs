@@ -14,7 +14,6 @@ use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 
 use crate::backend::BackendError;
-use crate::call::Priority;
 use crate::clock::Clock;
 use crate::config::Limits;
 use crate::error::Error;
@@ -24,7 +23,6 @@ use crate::presence::{Absence, Presence};
 use crate::queue::{self, Queue};
 use crate::reserve::{Mix, Serves};
 use crate::roster::{Order, Roster};
-use crate::routing::Waiting;
 use crate::stats::Stats;
 use crate::status::WorkerState;
 use over::Over;
@@ -282,9 +280,7 @@ impl Scheduler {
         }
         let (class, _) = state.queue.turn(serves, now_us)?;
         // A batch is of one class alone.
-        let waiting =
-            Waiting { tokens: state.queue.tokens_of(class), bulk: class == Priority::Bulk };
-        let left = state.roster.leaves(worker, waiting, now_us);
+        let left = state.roster.leaves(worker, state.queue.tokens_of(class), now_us);
         if left.is_some() {
             state.roster.left(worker, now_us);
         }

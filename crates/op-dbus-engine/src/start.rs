@@ -101,7 +101,7 @@ fn computed(
 /// that; then they begin.
 ///
 /// # Errors
-/// That of a pool none of whose workers could be loaded, or one of whose is not trusted; all have ended.
+/// That of a pool none of whose workers could be loaded, or of one that is not done without; all have ended.
 pub(crate) fn start_workers(shared: &Arc<Shared>) -> Result<(), BackendError> {
     let places = places(&shared.pools);
     let (ready, reports) = sync_channel(places.len());
@@ -150,8 +150,9 @@ pub(crate) fn start_workers(shared: &Arc<Shared>) -> Result<(), BackendError> {
 /// again, as if they had been lost.
 ///
 /// # Errors
-/// That of the first worker of a pool of which none was loaded, or of one whose vectors are not trusted: all of its
-/// pool have to compute in another precision.
+/// That of the first worker of a pool of which none was loaded, or of one that is not done without: all of its pool are
+/// to load, or its provider tells that it has no such device, or its vectors are not trusted, so that all of its pool
+/// have to compute in another precision.
 fn introduce(shared: &Shared, mut reports: Vec<Report>) -> Result<(), BackendError> {
     reports.sort_by_key(|(place, _)| place.index);
     let loaded_in = |pool: usize| {
@@ -162,9 +163,15 @@ fn introduce(shared: &Shared, mut reports: Vec<Report>) -> Result<(), BackendErr
     for (place, report) in &reports {
         let told = match (report, loaded_in(place.pool)) {
             (Ok(told), _) => told.clone(),
-            (Err(error), Some(_)) if is_untrusted(error) => return Err(error.clone()),
-            (Err(_), Some(like)) => like.absent(shared.pools[place.pool].device(place.number)),
             (Err(error), None) => return Err(error.clone()),
+            (Err(error), Some(like)) => {
+                let pool = &shared.pools[place.pool];
+                let absent = like.absent(pool.device(place.number));
+                if pool.whole || is_untrusted(error) || is_missing(&absent.description) {
+                    return Err(error.clone());
+                }
+                absent
+            }
         };
         workers.push((place.pool, told));
     }
@@ -190,6 +197,12 @@ fn introduce(shared: &Shared, mut reports: Vec<Report>) -> Result<(), BackendErr
 
 fn is_untrusted(error: &BackendError) -> bool {
     matches!(error, BackendError::Load { kind: LoadErrorKind::Untrusted, .. })
+}
+
+/// Whether a device is more than ill: its provider tells of none of that number.
+fn is_missing(Description { device, devices, .. }: &Description) -> bool {
+    let number = device.rsplit(':').next().and_then(|number| number.parse::<usize>().ok());
+    number.is_some_and(|number| *devices > 0 && number >= *devices)
 }
 
 /// The workers of the pools, one pool after another.
@@ -225,5 +238,21 @@ fn no_thread(error: &io::Error) -> BackendError {
     BackendError::Load {
         kind: LoadErrorKind::Other,
         message: format!("a thread could not be started ({error}); raise the limit of tasks"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_that_is_not_there_is_not_one_that_is_ill() {
+        let of = |device: &str, devices| {
+            let device = device.to_owned();
+            Description { device, devices, ..Description::default() }
+        };
+        assert!(is_missing(&of("cuda:2", 2)));
+        assert!(!is_missing(&of("cuda:1", 2)));
+        assert!(!is_missing(&of("cuda:9", 0)), "nobody tells how many there are");
     }
 }

@@ -15,7 +15,7 @@ use super::calls::Calls;
 use super::facts::Facts;
 use super::reply::{Dictionary, wire};
 use crate::devices::{Device, with_use};
-use crate::service::{Service, absence_name, blocking, unavailable};
+use crate::service::{Choice, Now, Served, Service, absence_name, blocking, unavailable};
 use crate::settings::{Kind, Loaded, Provider, row};
 
 /// Threads that read the disk for views at once. Where it hangs they stay, and further calls wait without one.
@@ -48,21 +48,31 @@ fn store(service: &Service) -> Store {
     Store::open(&service.now().settings().model_dir)
 }
 
-/// The levels, what each stands for and whether it is installed.
+/// The levels, what each stands for, whether it is installed, and where it computes while it is loaded.
 pub fn levels(service: &Service) -> Vec<Dictionary> {
-    let store = store(service);
+    let (store, now, loaded) = (store(service), service.now(), service.loaded());
     let describe = |level: Level| {
         let name = level.model().unwrap_or_default();
         let built_in = op_dbus_models::manifest::find(name);
+        let served = loaded.iter().find(|served| served.choice == Choice::Level(level));
+        let (provider, reason) = served.map(|served| runs_on(&now, served)).unwrap_or_default();
         HashMap::from([
             ("name", level.as_str().into()),
             ("model", name.into()),
             ("installed", (level == Level::None || store.get(name).is_ok()).into()),
             ("dimensions", wire(built_in.map_or(0, |model| model.dimensions)).into()),
             ("max_input_tokens", wire(built_in.map_or(0, |model| model.max_input_tokens)).into()),
+            ("provider", provider.into()),
+            ("fallback_reason", reason.into()),
         ])
     };
     Level::ALL.into_iter().map(describe).collect()
+}
+
+/// The provider that computes a model that is loaded, and why it is not what was asked for.
+fn runs_on(now: &Now, served: &Served) -> (String, String) {
+    let (stand_in, reason) = now.stand_in_of(served);
+    (stand_in.map_or_else(|| served.provider.clone(), |it| it.provider), reason)
 }
 
 /// The models in the store; one that can't be understood has nothing but an `error`.
@@ -134,7 +144,8 @@ fn aliases(name: &str) -> &'static [&'static str] {
 /// The devices that were read, and which of them compute now.
 pub fn devices(service: &Service, known: Vec<Device>) -> Vec<Dictionary> {
     let engines = service.with_workers().into_iter();
-    let workers = engines.flat_map(|served| served.computing());
+    // Of one that is unloaded or asleep it is known where it did, and will: it has no process there now.
+    let workers = engines.flat_map(|served| served.computing()).filter(|worker| worker.pid > 0);
     let computing: Vec<_> = workers.map(|worker| (worker.provider, worker.device)).collect();
     with_use(known, &computing).into_iter().map(device).collect()
 }

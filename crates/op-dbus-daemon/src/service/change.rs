@@ -77,8 +77,15 @@ impl Service {
         provider::needs(&loaded).map_err(Error::Provider)?;
         let fleet = self.fleet(loaded.clone());
         let choice = wanted(&loaded.settings);
+        // Who names other devices does not want to be left without them, whatever `auto` has behind them.
+        let serves = now.served().filter(|_| key == "gpu_device");
         let served = match &choice {
-            Some(choice) => Some(self.load_as_asked(&now, &fleet, choice).await?),
+            Some(choice) => {
+                let end = self.load_as_asked(&now, &fleet, (choice, serves)).await;
+                // A worker that was only tried is none that was lost.
+                let told = |error: &Error| info!("{key} is not changed to {value}: {error}");
+                Some(end.inspect_err(told)?)
+            }
             None => None,
         };
         match saved(Loaded::clone(&loaded)).await {
@@ -199,18 +206,18 @@ impl Service {
         }
     }
 
-    /// Loads what is to serve next on the provider that is asked for: who names one wants no other. When that
-    /// fails, the phase is what it was before.
+    /// Loads what is to serve next on the provider that is asked for: who names one wants no other, and who leaves it
+    /// to `auto` none that comes after that of what `serves`. When that fails, the phase is what it was before.
     async fn load_as_asked(
         &self,
         now: &Now,
         fleet: &Fleet,
-        choice: &Choice,
+        (choice, serves): (&Choice, Option<&Arc<Served>>),
     ) -> Result<Arc<Served>, Error> {
         if now.served().is_none() {
             self.enter(fleet.loading(choice));
         }
-        let end = fleet.get_as_asked(choice).await;
+        let end = fleet.get_as_asked(choice, serves).await;
         end.inspect_err(|_| self.restore(now)).map_err(Error::Load)
     }
 

@@ -5,18 +5,18 @@ use std::fmt::Write as _;
 use std::io::{self, Write as _};
 use std::path::PathBuf;
 
-use op_dbus_engine::{BatchCost, Engine};
+use op_dbus_engine::{BatchCost, Engine, Pool};
 use op_dbus_graph::kept::Kind;
 use serde::{Deserialize, Serialize};
 
-use super::compiled;
 use super::worker::{self, Blueprint};
-use crate::devices::{Device, is_same};
+use super::{Means, compiled};
+use crate::devices::{self, Device, is_same};
 use crate::settings::{Provider, Settings};
 use crate::text_file::{self, Unusable};
 
 /// Version of the measurement and of its record. A record of another version is not used.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// More sizes of batches than are told apart.
 const SIZES_MAX: usize = 64;
@@ -35,20 +35,30 @@ struct Record {
     costs: Vec<BatchCost>,
 }
 
-/// Where the costs of one kind of workers are kept.
+/// Where it is kept what batches cost on one device of a pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Place {
+    /// Number of the pool.
+    pool: usize,
+    /// Name of the device.
+    device: String,
     path: PathBuf,
     /// All that the costs depend on.
     key: String,
 }
 
 impl Place {
-    /// The place for these workers on this machine, of which `devices` are known.
-    pub fn of(blueprint: &Blueprint, settings: &Settings, devices: &[Device]) -> Self {
-        let key = key(blueprint, settings, devices);
+    /// The place for the workers of `pool` on `device` of this machine, whose devices are `known`.
+    pub fn of(
+        (pool, device): (usize, &str),
+        blueprint: &Blueprint,
+        settings: &Settings,
+        known: &[Device],
+    ) -> Self {
+        let key = key(device, blueprint, settings, known);
         let name = format!("{}.{}", compiled::name(blueprint, &key), COSTS.finished);
-        Self { path: settings.cache_dir.join("costs").join(name), key }
+        let path = settings.cache_dir.join("costs").join(name);
+        Self { pool, device: device.to_owned(), path, key }
     }
 
     /// What is known; empty where that is nothing. What can't be used is told in the log.
@@ -88,9 +98,44 @@ impl Place {
     }
 }
 
-/// Keeps what is known in each pool of `engine` in its place. Waits for the disk.
+/// Tells each of the pools, whose workers are made of `blueprints`, what its batches are known to cost on the devices
+/// of this machine; returns where that is kept. Nothing where there is but one device.
+pub(super) fn read(
+    blueprints: &[Blueprint],
+    pools: &mut [Pool],
+    settings: &Settings,
+    means: &Means,
+) -> Vec<Place> {
+    let is_choice = pools.iter().map(|pool| pool.devices.len()).sum::<usize>() > 1;
+    let Some(reader) = means.devices.as_ref().filter(|_| is_choice) else { return Vec::new() };
+    let known = match devices::read_blocking(reader) {
+        Ok(known) => known,
+        Err(error) => {
+            tracing::warn!("devices can't be read ({error}); what batches cost is not kept");
+            return Vec::new();
+        }
+    };
+    let mut places = Vec::new();
+    for (index, (pool, blueprint)) in pools.iter_mut().zip(blueprints).enumerate() {
+        for device in &pool.devices {
+            let place = Place::of((index, device.as_str()), blueprint, settings, &known);
+            let costs = place.read();
+            if !costs.is_empty() {
+                pool.costs.insert(device.clone(), costs);
+            }
+            places.push(place);
+        }
+    }
+    places
+}
+
+/// Keeps what `engine` knows of each device in its place. Waits for the disk.
 pub(super) fn keep(places: &[Place], engine: &Engine) {
-    places.iter().zip(engine.known_costs()).for_each(|(place, costs)| place.save(costs));
+    let mut known = engine.known_costs();
+    for place in places {
+        let costs = known.get_mut(place.pool).and_then(|pool| pool.remove(&place.device));
+        place.save(costs.unwrap_or_default());
+    }
 }
 
 /// Whether it can be decided by them: records come from a file.
@@ -102,7 +147,7 @@ fn are_possible(costs: &[BatchCost]) -> bool {
 }
 
 /// All that costs depend on, in words.
-fn key(blueprint: &Blueprint, settings: &Settings, devices: &[Device]) -> String {
+fn key(device: &str, blueprint: &Blueprint, settings: &Settings, known: &[Device]) -> String {
     let host = &blueprint.host;
     let mut key = compiled::depends_on(blueprint);
     // Writing to a String can't fail.
@@ -122,12 +167,9 @@ fn key(blueprint: &Blueprint, settings: &Settings, devices: &[Device]) -> String
     if host.provider == Provider::Cpu {
         return key;
     }
-    for number in &host.devices {
-        let name = format!("{}:{number}", host.provider);
-        let known = devices.iter().find(|device| is_same(&device.name, &name));
-        let Device { description, memory_total, driver, .. } = known.cloned().unwrap_or_default();
-        let _ = writeln!(key, "device {name} {description:?} {memory_total:?} driver {driver:?}");
-    }
+    let its = known.iter().find(|known| is_same(&known.name, device));
+    let Device { description, memory_total, driver, .. } = its.cloned().unwrap_or_default();
+    let _ = writeln!(key, "device {device} {description:?} {memory_total:?} driver {driver:?}");
     // Drivers that come with the kernel have its version.
     if let Ok(kernel) = nix::sys::utsname::uname() {
         let _ = writeln!(key, "kernel {:?}", kernel.release());
@@ -203,7 +245,10 @@ pub(super) mod tests {
         let root = tempfile::tempdir().unwrap();
         let settings = settings(&root);
         let one = blueprint();
-        let place = |blueprint: &Blueprint| Place::of(blueprint, &settings, &card("580"));
+        let on_device = |device: &str, blueprint: &Blueprint, driver: &str| {
+            Place::of((0, device), blueprint, &settings, &card(driver))
+        };
+        let place = |blueprint: &Blueprint| on_device("cuda:0", blueprint, "580");
         assert_eq!(place(&one), place(&one));
         let on = |change: &dyn Fn(&mut Host)| {
             let mut other = one.clone();
@@ -214,13 +259,13 @@ pub(super) mod tests {
             Blueprint { space: "bb".to_owned(), ..one.clone() },
             Blueprint { precision: Precision::F16, ..one.clone() },
             on(&|host| host.provider = Provider::TensorRt),
-            on(&|host| host.devices = vec![1]),
             on(&|host| host.library = Some(PathBuf::from("/nowhere/plugin.so"))),
             on(&|host| host.options = vec![("a".to_owned(), Told::Value("b".to_owned()))]),
         ];
         let mut paths: Vec<_> = others.iter().map(|other| place(other).path).collect();
         paths.push(place(&one).path);
-        paths.push(Place::of(&one, &settings, &card("590")).path);
+        paths.push(on_device("cuda:0", &one, "590").path);
+        paths.push(on_device("cuda:1", &one, "580").path);
         let unique: std::collections::HashSet<_> = paths.iter().collect();
         assert_eq!(unique.len(), paths.len(), "{paths:?}");
         assert!(!cpu().is_empty() || cfg!(not(target_arch = "x86_64")));
@@ -229,7 +274,7 @@ pub(super) mod tests {
     #[test]
     fn what_is_kept_is_read_again_and_what_is_damaged_is_not() {
         let root = tempfile::tempdir().unwrap();
-        let place = Place::of(&blueprint(), &settings(&root), &card("580"));
+        let place = Place::of((0, "cuda:0"), &blueprint(), &settings(&root), &card("580"));
         assert_eq!(place.read(), []);
         let costs = vec![BatchCost { tokens: 12, us: 90 }, BatchCost { tokens: 700, us: 80 }];
         place.save(costs.clone());
@@ -245,6 +290,11 @@ pub(super) mod tests {
             place.save(wrong);
             assert_eq!(place.read(), []);
         }
+        // Of an earlier version, whose costs were those of all devices of a provider together.
+        let Place { path, key, .. } = &place;
+        let earlier = Record { version: 1, key: key.clone(), costs: costs.clone() };
+        fs::write(path, serde_json::to_vec(&earlier).unwrap()).unwrap();
+        assert_eq!(place.read(), []);
         let left = place.path.with_file_name(".costing-left");
         fs::write(&left, "{").unwrap();
         place.save(costs);

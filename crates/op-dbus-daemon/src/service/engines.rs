@@ -11,6 +11,7 @@ use tokio::runtime::Handle;
 use tokio::sync::watch;
 
 use super::Service;
+use super::load::Worked;
 use super::served::Served;
 
 /// All engines of a service, and what they share.
@@ -22,6 +23,8 @@ pub(super) struct Engines {
     stats: Arc<Stats>,
     /// What their users have in flight, whichever engine it is in.
     pub(super) ledger: Arc<Ledger>,
+    /// The providers that they had.
+    pub(super) worked: Arc<Worked>,
     /// Where what outlives its caller goes on: a direct connection's own runtime ends with it.
     pub(super) runtime: Handle,
     there: watch::Sender<There>,
@@ -57,9 +60,9 @@ impl Drop for Taking<'_> {
 impl Engines {
     /// None yet. Has to be called within the Tokio runtime of the service.
     pub(super) fn new(cache_bytes: u64) -> Self {
-        let (stats, ledger, there, failures) = Default::default();
+        let (stats, ledger, worked, there, failures) = Default::default();
         let (cache, runtime) = (Arc::new(Cache::new(cache_bytes)), Handle::current());
-        Self { cache, stats, ledger, runtime, there, failures }
+        Self { cache, stats, ledger, worked, runtime, there, failures }
     }
 
     /// What the next engine is made with.

@@ -26,9 +26,18 @@ impl Service {
         served: Arc<Served>,
         request: Request,
     ) -> Result<(Reply, Arc<Served>), Error> {
-        let again = self.now().may_have_successor(&served).then(|| request.clone());
+        let now = self.now();
+        let again = now.may_have_successor(&served).then(|| request.clone());
+        let is_in_force = now.served().is_some_and(|it| Arc::ptr_eq(it, &served));
+        // It has engines, which end with their last holder.
+        drop(now);
         let error = match served.embed(request).await {
-            Ok(reply) => return Ok((reply, served)),
+            Ok(reply) => {
+                if !is_in_force {
+                    self.tell_stand_in_beside(&served);
+                }
+                return Ok((reply, served));
+            }
             Err(error) => error,
         };
         let failed = is_worker_failed(&error);

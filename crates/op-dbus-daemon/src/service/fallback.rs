@@ -1,10 +1,13 @@
 //! That another provider runs than was asked for, as the journal and the counter tell it.
 
+use std::mem::replace;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use tracing::warn;
+use tracing::{info, warn};
 
 use super::Service;
+use super::now::Now;
 use super::served::Served;
 use crate::settings::Settings;
 use crate::telemetry::message_id;
@@ -19,14 +22,40 @@ impl Service {
         }
     }
 
-    /// The same of the CPU that stands in for a provider beside which it computes; once until that is back.
+    /// The same of the CPU that stands in for the provider of the model in force, beside which it computes; once until
+    /// that is back.
     pub(super) fn tell_stand_in(&self) {
         let now = self.now();
-        let Some(served) = now.served() else { return };
-        let (stand_in, reason) = now.stand_in();
-        let is_told = served.stand_in_is_told.swap(stand_in.is_some(), Ordering::Relaxed);
-        if let Some(stand_in) = stand_in.filter(|_| !is_told) {
-            self.tell_runs(&stand_in.provider, &reason, &served.model, now.settings());
+        if let Some(served) = now.served() {
+            self.tell_stand_in_of(served, &now);
+        }
+    }
+
+    /// The same of a model beside the one in force, which nobody follows but its callers.
+    pub(super) fn tell_stand_in_beside(&self, served: &Arc<Served>) {
+        if served.engine.stand_in().is_some() == served.stand_in_told().is_some() {
+            return;
+        }
+        let now = self.now();
+        // What a change has let go of is under other settings.
+        if now.fleet.served().iter().any(|it| Arc::ptr_eq(it, served)) {
+            self.tell_stand_in_of(served, &now);
+        }
+    }
+
+    fn tell_stand_in_of(&self, served: &Served, now: &Now) {
+        let (stand_in, reason) = now.stand_in_of(served);
+        let told = stand_in.is_some().then(|| reason.clone());
+        let before = replace(&mut *served.stand_in_told(), told);
+        match (stand_in, before) {
+            (Some(it), None) => {
+                self.tell_runs(&it.provider, &reason, &served.model, now.settings());
+            }
+            (None, Some(_)) => {
+                let Served { provider, model, .. } = served;
+                info!(provider, model, "{provider} computes again, for which the CPU stood in");
+            }
+            _ => {}
         }
     }
 

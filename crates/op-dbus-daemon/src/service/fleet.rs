@@ -63,8 +63,9 @@ impl Entry {
 enum Purpose<'a> {
     /// It is wanted.
     Use,
-    /// It is wanted on the provider that is asked for, or not at all.
-    AsAsked,
+    /// It is wanted on the provider that is asked for, or not at all; where that is `auto`, on none that comes after
+    /// the one of this engine.
+    AsAsked(Option<&'a Served>),
     /// What served it has failed.
     InsteadOf(&'a Served),
     /// A provider that is preferred to the one of this engine may work again.
@@ -76,14 +77,16 @@ impl Purpose<'_> {
         let mut providers = provider::candidates(&loaded.settings);
         let (mut refusals, mut are_told) = (Vec::new(), true);
         let mut before = None;
-        let whole = matches!(self, Self::AsAsked);
+        let whole = matches!(self, Self::AsAsked(_));
         match self {
             // Nobody has asked for what `auto` passes over, but who has lost it is told.
             Self::Use => are_told = loaded.settings.execution_provider != Provider::Auto,
-            Self::AsAsked if loaded.settings.execution_provider == Provider::Auto => {
+            Self::AsAsked(serves) if loaded.settings.execution_provider == Provider::Auto => {
                 are_told = false;
+                let own = serves.and_then(|it| providers.iter().position(|one| it.is_on(*one)));
+                providers.truncate(own.map_or(providers.len(), |own| own + 1));
             }
-            Self::AsAsked => providers.truncate(1),
+            Self::AsAsked(_) => providers.truncate(1),
             // One that can be loaded and then loses what it computes would be taken again, and callers have waited
             // for one that is silent.
             Self::InsteadOf(failed) => {
@@ -119,7 +122,8 @@ impl Fleet {
     pub(super) fn new(loaded: Arc<Loaded>, means: Means, engines: Arc<Engines>) -> Arc<Self> {
         let limits = load::limits(&loaded.settings);
         let anteroom = Anteroom::new(&limits, engines.ledger.clone());
-        let (refused, entries) = Default::default();
+        let refused = Arc::new(Refused::new(engines.worked.clone()));
+        let entries = Mutex::default();
         Arc::new(Self { loaded, means, engines, anteroom, refused, entries })
     }
 
@@ -148,9 +152,15 @@ impl Fleet {
         self.load(choice, Purpose::Use, Entry::is_of_no_use).await
     }
 
-    /// As [`Fleet::get_anew`], but on no provider that is only a fallback.
-    pub(super) async fn get_as_asked(&self, choice: &Choice) -> Result<Arc<Served>, Arc<Error>> {
-        self.load(choice, Purpose::AsAsked, Entry::is_of_no_use).await
+    /// As [`Fleet::get_anew`], but on no provider that is only a fallback; nor on one that `auto` takes only where that
+    /// of `serves` is not to be had.
+    pub(super) async fn get_as_asked(
+        &self,
+        choice: &Choice,
+        serves: Option<&Arc<Served>>,
+    ) -> Result<Arc<Served>, Arc<Error>> {
+        let purpose = Purpose::AsAsked(serves.map(Arc::as_ref));
+        self.load(choice, purpose, Entry::is_of_no_use).await
     }
 
     /// Loads the model of `fallback` on a provider that is preferred to its own, beside it.

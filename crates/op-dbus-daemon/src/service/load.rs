@@ -5,6 +5,8 @@ mod draft;
 mod explained;
 mod refused;
 
+use std::collections::BTreeMap;
+use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
@@ -19,13 +21,12 @@ use super::provider::{self, Host};
 use super::served::{Choice, Served};
 use super::worker::{self, Blueprint, Crew, workers};
 use super::{Error, Means, ignored};
-use crate::devices;
 use crate::settings::options::fleet;
 use crate::settings::{CpuEngine, Devices, Loaded, Offload, Precision, Provider, Settings};
 use draft::{Draft, installed, simulated};
 use explained::{explained, with_origin};
 
-pub(super) use refused::Refused;
+pub(super) use refused::{Refused, Worked};
 
 /// What the CPU computes in what an accelerator is compared with, and beside one.
 const REFERENCE_PRECISION: Precision = Precision::F32;
@@ -93,12 +94,11 @@ pub(super) fn load(
     if replaced.is_some_and(|before| !before.may_go) {
         return Err(Error::Replaced { model: draft.model });
     }
-    let mut refusals = tries.refusals.clone();
+    let (mut refusals, mut are_told) = (tries.refusals.clone(), tries.are_told);
     for &provider in &tries.providers {
         let started = match provider::host(provider, loaded, draft.own_graph()) {
             Ok(host) => {
-                let end = start_trusted(&draft, host, loaded, (means, &config));
-                let end = end.and_then(|started| complete(started, tries.whole));
+                let end = start_trusted(&draft, host, loaded, (means, &config), tries.whole);
                 refused.note(provider, &end);
                 end
             }
@@ -114,12 +114,14 @@ pub(super) fn load(
                          has this one by now"
                     );
                 }
-                let reason = if tries.are_told { refusals.join("; ") } else { String::new() };
+                let reason = if are_told { refusals.join("; ") } else { String::new() };
                 return served(choice, draft, started, reason);
             }
             // The next one may do.
             Err(Error::Provider(reason)) => {
                 tracing::debug!(%provider, reason, "a provider is not used");
+                // What `auto` passes over nobody has asked for, but what has worked before was lost.
+                are_told |= refused.has_worked(provider);
                 refusals.push(reason);
             }
             Err(error) => return Err(error),
@@ -134,25 +136,18 @@ struct Started {
     costs: Vec<Place>,
 }
 
-/// What was started, unless one of its workers is not to be done without.
-fn complete(started: Started, whole: bool) -> Result<Started, Error> {
-    match all::missing(&started.engine.descriptions(), whole) {
-        Some(why) => Err(Error::Provider(why)),
-        None => Ok(started),
-    }
-}
-
-/// Starts the workers of a model on `host`; in 32 bits if their vectors, in what the provider computes in by
-/// itself, are not the model's.
+/// Starts the workers of a model on `host`, all of them if it is to be `whole`; in 32 bits if their vectors, in what
+/// the provider computes in by itself, are not the model's.
 fn start_trusted(
     draft: &Draft,
     host: Host,
     loaded: &Loaded,
     (means, config): (&Means, &EngineConfig),
+    whole: bool,
 ) -> Result<Started, Error> {
     let precision = provider::precision(&host, &loaded.settings);
     let start =
-        |precision| start(draft, (host.clone(), precision), loaded, (means, config.clone()));
+        |precision| start(draft, (host.clone(), precision), loaded, (means, config.clone()), whole);
     let result = start(precision);
     let Err(Error::Backend(BackendError::Load { kind: LoadErrorKind::Untrusted, message })) =
         result
@@ -178,6 +173,7 @@ fn start(
     (mut host, precision): (Host, Precision),
     loaded: &Loaded,
     (means, config): (&Means, EngineConfig),
+    whole: bool,
 ) -> Result<Started, Error> {
     let (settings, spawner) = (&loaded.settings, &means.spawner);
     let blueprint = |host: &Host, precision| Blueprint {
@@ -197,7 +193,8 @@ fn start(
         reference,
         holds_device: holds_device(host.provider),
         devices: host.devices.iter().map(|n| format!("{}:{n}", host.provider)).collect(),
-        costs: Vec::new(),
+        whole,
+        costs: BTreeMap::new(),
         losses_max: (!provider::is_last(host.provider, settings)).then_some(LOSSES_MAX),
     };
     provider::verify(&host, settings).map_err(Error::Provider)?;
@@ -219,14 +216,14 @@ fn start(
     let devices = all::devices(&host, known, factory).map_err(explained)?;
     host.devices = devices.clone().unwrap_or_else(|| vec![0]);
     let mut pools = vec![pool(&host, precision, reference)];
-    let mut places = Vec::new();
+    let mut blueprints = vec![blueprint(&host, precision)];
     if let Some(cpu) = beside {
         let cpu_pool = pool(&cpu, REFERENCE_PRECISION, None);
         pools.push(Pool { reserved: 0, losses_max: None, ..cpu_pool });
-        let blueprints = [blueprint(&host, precision), blueprint(&cpu, REFERENCE_PRECISION)];
-        places = known_costs(&blueprints, &mut pools, settings, means);
+        blueprints.push(blueprint(&cpu, REFERENCE_PRECISION));
     }
-    let measured = pools.iter().any(|pool| pool.costs.is_empty());
+    let places = costs::read(&blueprints, &mut pools, settings, means);
+    let measured = pools.iter().any(|pool| pool.costs.len() < pool.devices.len());
     let tokenizer_threads = worker::cores();
     let limits = limits(settings);
     let config = EngineConfig { limits, tokenizer_threads, ..config };
@@ -286,30 +283,6 @@ fn tell(host: &Host, loaded: &Loaded) {
     }
 }
 
-/// Tells each of the pools what its batches are known to cost on this machine; returns where that is
-/// kept.
-fn known_costs(
-    blueprints: &[Blueprint],
-    pools: &mut [Pool],
-    settings: &Settings,
-    means: &Means,
-) -> Vec<Place> {
-    let Some(reader) = &means.devices else { return Vec::new() };
-    let known = match devices::read_blocking(reader) {
-        Ok(known) => known,
-        Err(error) => {
-            tracing::warn!("devices can't be read ({error}); what batches cost is not kept");
-            return Vec::new();
-        }
-    };
-    let place = |blueprint| Place::of(blueprint, settings, &known);
-    let places: Vec<Place> = blueprints.iter().map(place).collect();
-    for (pool, place) in pools.iter_mut().zip(&places) {
-        pool.costs = place.read();
-    }
-    places
-}
-
 /// Worker processes beside these for interactive work: where one takes no second copy of the weights. Beside
 /// an accelerator there is none: two kinds of workers leave nobody waiting for long.
 fn reserved(host: &Host) -> usize {
@@ -336,7 +309,7 @@ fn served(
         fallback_reason,
         load_is_told: AtomicBool::new(false),
         fallback_is_told: AtomicBool::new(false),
-        stand_in_is_told: AtomicBool::new(false),
+        stand_in_told: Mutex::default(),
         replaced_is_told: AtomicBool::new(false),
         provider: first.provider,
         precision: first.precision,

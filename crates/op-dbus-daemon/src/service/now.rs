@@ -1,5 +1,6 @@
 //! What the service is at one moment. Properties, status lines and refusals all follow from it.
 
+use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::SystemTime;
@@ -86,12 +87,23 @@ impl Now {
     /// What computes in place of the provider that serves, where that is lost, the CPU beside it is not and no other
     /// provider is about to take over; and [why another provider](Self::fallback_reason) runs than was asked for.
     pub fn stand_in(&self) -> (Option<Description>, String) {
-        let Some(served) = self.served() else { return Default::default() };
-        let reason = &served.fallback_reason;
-        match served.engine.stand_in().filter(|_| !self.may_have_successor(served)) {
-            Some((stand_in, why)) if reason.is_empty() => (Some(stand_in), why),
-            Some((stand_in, why)) => (Some(stand_in), format!("{reason}; {why}")),
-            None => (None, reason.clone()),
+        self.served().map(|served| self.stand_in_of(served)).unwrap_or_default()
+    }
+
+    /// The same of a model that is loaded, in force or beside it.
+    pub fn stand_in_of(&self, served: &Served) -> (Option<Description>, String) {
+        let (reason, told) = (&served.fallback_reason, served.stand_in_told().clone());
+        // Nobody looks for another provider but for the one in force.
+        let is_in_force = self.served().is_some_and(|it| ptr::eq(Arc::as_ptr(it), served));
+        match (served.engine.stand_in(), told) {
+            // As signals told it: who keeps properties is not told of each try's own words.
+            (Some((stand_in, _)), Some(told)) => (Some(stand_in), told),
+            (Some(_), None) if is_in_force && self.may_have_successor(served) => {
+                (None, reason.clone())
+            }
+            (Some((stand_in, why)), None) if reason.is_empty() => (Some(stand_in), why),
+            (Some((stand_in, why)), None) => (Some(stand_in), format!("{reason}; {why}")),
+            (None, _) => (None, reason.clone()),
         }
     }
 

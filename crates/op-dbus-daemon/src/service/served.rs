@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use op_dbus_engine::{
@@ -68,8 +68,8 @@ pub struct Served {
     pub fallback_reason: String,
     /// Set once that was told.
     pub(super) fallback_is_told: AtomicBool,
-    /// Set once it was told that the CPU beside its provider stands in for that, until the provider is back.
-    pub(super) stand_in_is_told: AtomicBool,
+    /// Why the CPU beside its provider stands in for that, as it was told; none once the provider is back.
+    pub(super) stand_in_told: Mutex<Option<String>>,
     /// Set once the journal was told that the store has another model under its name, which keeps it from a better
     /// provider.
     pub(super) replaced_is_told: AtomicBool,
@@ -83,7 +83,7 @@ pub struct Served {
     pub isa: String,
     /// Set once its provider has failed and no other was found: nobody waits for one any more.
     pub(super) is_last: AtomicBool,
-    /// Where it is kept what batches cost in each pool; empty where there is no choice of pools.
+    /// Where it is kept what batches cost on each device; empty where there is no choice of devices.
     pub(super) costs: Vec<Place>,
     /// What computes.
     pub engine: Engine,
@@ -191,6 +191,11 @@ impl Served {
             && self.max_input_tokens == other.max_input_tokens
             && self.prompts == other.prompts
             && self.default_prompt == other.default_prompt
+    }
+
+    /// Why the CPU beside its provider stands in for that, as it was told.
+    pub(super) fn stand_in_told(&self) -> MutexGuard<'_, Option<String>> {
+        self.stand_in_told.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Keeps what batches were seen to cost for the next start. Waits for the disk.

@@ -6,6 +6,7 @@ mod guilt;
 mod libraries;
 mod looks;
 mod memory;
+mod stand_ins;
 
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

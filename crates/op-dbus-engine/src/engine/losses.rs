@@ -17,7 +17,7 @@ impl Engine {
     }
 
     /// Who computes in place of the workers that were asked for while none of these is there or can be had, and
-    /// why: another pool, where there is one.
+    /// why: another pool, where there is one. An unload does not make them be there again.
     pub fn stand_in(&self) -> Option<(Description, String)> {
         self.scheduler().roster(|roster| roster.stand_in())
     }

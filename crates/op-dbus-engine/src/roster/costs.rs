@@ -1,66 +1,133 @@
-//! What batches cost in each pool, as far as it was seen, and when it is to be seen anew.
+//! What batches cost on each device of each pool, as far as it was seen, and when it is to be seen anew.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::{Pool, Roster, Worker};
-use crate::routing::BatchCost;
+use crate::routing::{BatchCost, Cost};
 
 /// Rate that is assumed until the first batch has been measured.
 pub(crate) const TOKENS_PER_S_ASSUMED: f64 = 5_000.0;
 
+/// What the batches of a pool cost on one device.
+#[derive(Debug)]
+pub(super) struct Known {
+    device: String,
+    cost: Cost,
+    /// Since when batches are left to others there because of what they are known to cost.
+    left_us: Option<u64>,
+}
+
+impl Known {
+    /// What was known earlier.
+    pub fn all(costs: &BTreeMap<String, Vec<BatchCost>>) -> Vec<Self> {
+        costs.iter().map(|(device, costs)| Self::of(device, Cost::of_known(costs))).collect()
+    }
+
+    fn of(device: &str, cost: Cost) -> Self {
+        Self { device: device.to_owned(), cost, left_us: None }
+    }
+}
+
+impl Pool {
+    fn known(&self, device: &str) -> Option<&Known> {
+        self.known.iter().find(|known| known.device == device)
+    }
+
+    /// What batches cost on `device`. One that has run nothing yet is taken for another one of the pool.
+    fn cost(&self, device: &str) -> Option<&Cost> {
+        self.known(device).or(self.known.first()).map(|known| &known.cost)
+    }
+
+    /// What is known of `device`, which begins with what it was taken for.
+    fn known_mut(&mut self, device: &str) -> &mut Known {
+        let place = self.known.iter().position(|known| known.device == device);
+        let place = place.unwrap_or_else(|| {
+            let like = self.cost(device).cloned().unwrap_or_default();
+            self.known.push(Known::of(device, like));
+            self.known.len() - 1
+        });
+        &mut self.known[place]
+    }
+}
+
 impl Roster {
-    /// Takes note of what a batch costs in a pool.
-    pub fn learn(&mut self, pool: usize, tokens: usize, us: u64) {
-        if let Some(pool) = self.pools.get_mut(pool) {
-            pool.cost.learn(tokens, us);
+    /// What batches cost where a worker computes.
+    pub(super) fn cost(&self, worker: &Worker) -> Option<&Cost> {
+        self.pools.get(worker.pool)?.cost(worker.device())
+    }
+
+    fn known_mut(&mut self, worker: usize) -> Option<&mut Known> {
+        let worker = self.workers.get(worker)?;
+        let pool = self.pools.get_mut(worker.pool)?;
+        Some(pool.known_mut(worker.device()))
+    }
+
+    /// Takes note of what a batch costs where a worker computes.
+    pub fn learn(&mut self, worker: usize, tokens: usize, us: u64) {
+        if let Some(known) = self.known_mut(worker) {
+            known.cost.learn(tokens, us);
         }
     }
 
-    /// A worker leaves what waits to another pool.
+    /// A worker leaves what waits to others.
     pub fn left(&mut self, worker: usize, now_us: u64) {
-        if let Some(worker) = self.workers.get(worker).filter(|_| self.pools.len() > 1) {
-            let pool = &mut self.pools[worker.pool];
-            if pool.left_us.is_none() {
-                pool.left_us = Some(now_us);
-                pool.cost.leave();
-            }
+        if !self.is_mixed() {
+            return;
+        }
+        if let Some(known) = self.known_mut(worker).filter(|known| known.left_us.is_none()) {
+            known.left_us = Some(now_us);
+            known.cost.leave();
         }
     }
 
-    /// Whether a worker's pool has left batches to others for `us`: what it does not compute tells nothing
-    /// of it, and what it once took may have been a bad moment.
+    /// Whether batches have been left to others for `us` where a worker computes: what is not computed there
+    /// tells nothing of it, and what it once took may have been a bad moment.
     pub fn has_left_for(&self, worker: usize, us: u64, now_us: u64) -> bool {
-        let pool = self.workers.get(worker).and_then(|worker| self.pools.get(worker.pool));
-        pool.and_then(|pool| pool.left_us).is_some_and(|left| now_us.saturating_sub(left) >= us)
+        let worker = self.workers.get(worker);
+        let known = worker.and_then(|worker| self.pools.get(worker.pool)?.known(worker.device()));
+        let left_us = known.and_then(|known| known.left_us);
+        left_us.is_some_and(|left| now_us.saturating_sub(left) >= us)
     }
 
-    /// What batches cost in a pool, in place of what was known of such, and of those that it has left.
-    pub fn measured(&mut self, pool: usize, costs: &[BatchCost]) {
-        if let Some(pool) = self.pools.get_mut(pool) {
-            pool.cost.measured(costs);
-            pool.left_us = None;
+    /// Whether it is known what the batches of a pool cost on `device` itself.
+    pub fn knows(&self, pool: usize, device: &str) -> bool {
+        let known = self.pools.get(pool).and_then(|pool| pool.known(device));
+        known.is_some_and(|known| known.cost.of(1).is_some())
+    }
+
+    /// What the batches of a pool cost on `device`, in place of what was known of such, and of those that were left
+    /// to others.
+    pub fn measured(&mut self, pool: usize, device: &str, costs: &[BatchCost]) {
+        let Some(pool) = self.pools.get_mut(pool) else { return };
+        match pool.known.iter_mut().find(|known| known.device == device) {
+            Some(known) => {
+                known.cost.measured(costs);
+                known.left_us = None;
+            }
+            None => pool.known.push(Known::of(device, Cost::of_known(costs))),
         }
     }
 
     /// Whether `worker` is known to compute a batch of `tokens` within `us`.
     pub fn is_quick(&self, worker: usize, tokens: usize, us: u64) -> bool {
-        let pool = self.workers.get(worker).and_then(|worker| self.pools.get(worker.pool));
-        pool.and_then(|pool| pool.cost.of(tokens)).is_some_and(|cost| cost <= us)
+        let cost = self.workers.get(worker).and_then(|worker| self.cost(worker));
+        cost.and_then(|cost| cost.of(tokens)).is_some_and(|cost| cost <= us)
     }
 
-    /// What a batch of `tokens` takes on the device of each pool, where that is known.
+    /// What a batch of `tokens` takes on each device of each pool, where that is known.
     pub fn costs(&self, tokens: usize) -> Vec<(String, Duration)> {
-        let cost = |(index, pool): (usize, &Pool)| {
-            let first = self.workers.iter().find(|worker| worker.pool == index)?;
-            let us = pool.cost.of(tokens)?;
-            Some((first.status.description.device.clone(), Duration::from_micros(us)))
+        let cost = |worker: &Worker| {
+            let us = self.cost(worker)?.of(tokens)?;
+            Some((worker.device().to_owned(), Duration::from_micros(us)))
         };
-        self.pools.iter().enumerate().filter_map(cost).collect()
+        self.lanes().filter_map(cost).collect()
     }
 
-    /// What batches are known to cost in each pool.
-    pub fn known_costs(&self) -> Vec<Vec<BatchCost>> {
-        self.pools.iter().map(|pool| pool.cost.known()).collect()
+    /// What batches are known to cost in each pool, by device.
+    pub fn known_costs(&self) -> Vec<BTreeMap<String, Vec<BatchCost>>> {
+        let by_device = |known: &Known| (known.device.clone(), known.cost.known());
+        self.pools.iter().map(|pool| pool.known.iter().map(by_device).collect()).collect()
     }
 
     /// Tokens that all workers together compute in a second, as far as it was measured, without those that are
@@ -74,15 +141,14 @@ impl Roster {
     /// take tells little of it: a large one may take no longer.
     pub fn tokens_per_s_seen(&self) -> Option<f64> {
         let is_seen = |worker: &&Worker| {
-            let pool = self.pools.get(worker.pool).filter(|_| self.counts(worker));
-            pool.is_some_and(|pool| 2 * pool.cost.largest() >= pool.planner.tokens_max())
+            let cost = self.cost(worker).filter(|_| self.counts(worker));
+            cost.is_some_and(|cost| 2 * cost.largest() >= self.tokens_max(worker))
         };
         let rates = self.ordinary().filter(is_seen).filter_map(|worker| self.rate(worker));
         rates.reduce(|all, rate| all + rate)
     }
 
     fn rate(&self, worker: &Worker) -> Option<f64> {
-        let pool = self.pools.get(worker.pool)?;
-        pool.cost.rate(pool.planner.tokens_max())
+        self.cost(worker)?.rate(self.tokens_max(worker))
     }
 }

@@ -110,10 +110,13 @@ impl Roster {
         first.peek().is_some() && first.all(|worker| !self.can_be_had(worker))
     }
 
-    /// Who computes in place of the workers that were asked for, once these are given up and gone, and why.
+    /// Who computes in place of the workers that were asked for, once these are given up and gone, until one has proved
+    /// itself again; and why.
     pub fn stand_in(&self) -> Option<(Description, String)> {
-        // One that is there computes also where it is given up.
-        if !self.is_hopeless() || self.asked_for().any(Worker::is_there) {
+        // One that is there computes also where it is given up; one that was unloaded is tried anew, and may be as gone
+        // as before.
+        let is_lost = |own: &Worker| !own.is_there() && (own.was_given_up || !self.can_be_had(own));
+        if !self.asked_for().all(is_lost) {
             return None;
         }
         let own = &self.asked_for().next()?.status;

@@ -78,7 +78,6 @@ mod tests {
     use super::*;
     use crate::backend::{Backend, BackendError};
     use crate::config::{ModelShape, Pool};
-    use crate::routing::Waiting;
     use crate::sim::SimBackend;
 
     /// Two pools of one worker each, of which the second is ten times as fast.
@@ -91,15 +90,15 @@ mod tests {
         let description = || backend().description().clone();
         let loaded = || Loaded { description: description(), memory: MemoryUse::default() };
         roster.add(vec![(0, loaded()), (1, loaded())]);
-        for (pool, us) in [(0, 10_000), (1, 1_000)] {
-            roster.learn(pool, 100, us);
+        for (worker, us) in [(0, 10_000), (1, 1_000)] {
+            roster.learn(worker, 100, us);
         }
         roster
     }
 
     #[test]
     fn a_worker_that_hangs_in_what_it_was_asked_for_is_not_relied_on() {
-        let (mut roster, waiting) = (roster(), Waiting { tokens: 100, bulk: false });
+        let (mut roster, waiting) = (roster(), 100);
         assert!(roster.leaves(0, waiting, 0).is_some(), "the other is faster, and idle");
         roster.obeys(1, 0);
         assert!(roster.leaves(0, waiting, 0).is_some(), "it will soon have done that");

@@ -49,10 +49,14 @@ impl Worker {
 }
 
 impl Roster {
+    /// Tokens of a worker's largest batch.
+    pub(super) fn tokens_max(&self, worker: &Worker) -> usize {
+        self.pools.get(worker.pool).map_or(0, |pool| pool.planner.tokens_max())
+    }
+
     /// Whether a worker has room for the next batch of what waits.
     pub(super) fn has_room(&self, worker: &Worker, waiting_tokens: usize) -> bool {
-        let tokens_max = self.pools.get(worker.pool).map_or(0, |pool| pool.planner.tokens_max());
-        worker.has_room(waiting_tokens.min(tokens_max))
+        worker.has_room(waiting_tokens.min(self.tokens_max(worker)))
     }
 
     /// Whether `worker`, which has no room for the next batch, leaves it to one that has; how long it
@@ -108,12 +112,13 @@ mod tests {
     use crate::batch::Batch;
     use crate::call::Priority;
     use crate::config::{ModelShape, Pool};
-    use crate::routing::{Running, Waiting};
+    use crate::routing::Running;
     use crate::sim::SimBackend;
     use crate::usage::{ArenaUse, TransferUse};
 
     const TOKENS: usize = 512;
-    const WAITING: Waiting = Waiting { tokens: 10_000, bulk: true };
+    /// Tokens that wait.
+    const WAITING: usize = 10_000;
 
     /// Two devices, each with a worker that has computed 1,000 tokens.
     fn roster(memory: MemoryUse) -> Roster {
@@ -149,8 +154,7 @@ mod tests {
         assert_eq!(roster.set_free("gpu:0", Some(2 * 51_200 - 1)), [(0, true)]);
         assert!(roster.leaves(0, WAITING, 0).is_some());
         assert_eq!(roster.leaves(1, WAITING, 0), None);
-        let little = Waiting { tokens: 100, bulk: false };
-        assert_eq!(roster.leaves(0, little, 0), None, "a small one fits");
+        assert_eq!(roster.leaves(0, 100, 0), None, "a small one fits");
         assert_eq!(roster.set_free("gpu:0", None), [(0, false)]);
         assert_eq!(roster.leaves(0, WAITING, 0), None);
     }

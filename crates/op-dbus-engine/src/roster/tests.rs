@@ -76,3 +76,20 @@ fn nobody_stands_in_for_who_is_given_up_and_computes() {
     roster.lost(0, &error);
     assert!(roster.stand_in().is_some());
 }
+
+#[test]
+fn who_was_given_up_is_not_back_by_an_unload() {
+    let mut roster = Roster::new(&[pool(), pool()], &model());
+    roster.add(vec![(0, loaded(0)), (1, loaded(0))]);
+    give_up(&mut roster, 0);
+    for _ in 0..2 {
+        (0..2).for_each(|worker| roster.unloaded(worker));
+        assert!(!roster.is_hopeless() && roster.stand_in().is_some());
+        roster.loaded(1, loaded(0));
+        assert!(roster.stand_in().is_some());
+    }
+    roster.loaded(0, loaded(0));
+    assert!(roster.stand_in().is_none());
+    roster.unloaded(0);
+    assert!(roster.stand_in().is_none(), "it was there when it was unloaded");
+}

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// A pool whose batches take `fixed` microseconds and `each` more for a token.
+/// A device whose batches take `fixed` microseconds and `each` more for a token.
 fn cost(fixed: u64, each: u64) -> Cost {
     let mut cost = Cost::default();
     for octave in 3..14 {
@@ -18,7 +18,8 @@ fn lane<'a>(cost: &'a Cost, tokens_max: usize, workers: &[Option<Running>]) -> L
     Lane { cost, tokens_max, workers: workers.to_vec() }
 }
 
-const TEXT: Waiting = Waiting { tokens: 20, bulk: false };
+/// Tokens of a text that waits alone.
+const TEXT: usize = 20;
 
 #[test]
 fn small_work_stays_where_it_starts_at_once_and_large_work_goes_where_it_is_fast() {
@@ -27,9 +28,8 @@ fn small_work_stays_where_it_starts_at_once_and_large_work_goes_where_it_is_fast
     let (cpu, device) = (lane(&cpu, 512, &[None]), lane(&device, 8192, &[None]));
     assert_eq!(leave(&cpu, std::slice::from_ref(&device), TEXT, 0), None);
     assert!(leave(&device, std::slice::from_ref(&cpu), TEXT, 0).is_some());
-    let much = Waiting { tokens: 500, bulk: false };
-    assert!(leave(&cpu, std::slice::from_ref(&device), much, 0).is_some());
-    assert_eq!(leave(&device, std::slice::from_ref(&cpu), much, 0), None);
+    assert!(leave(&cpu, std::slice::from_ref(&device), 500, 0).is_some());
+    assert_eq!(leave(&device, std::slice::from_ref(&cpu), 500, 0), None);
 }
 
 #[test]
@@ -38,12 +38,12 @@ fn a_slow_pool_helps_with_what_the_fast_one_would_not_come_to() {
     let busy = Some(Running { class: Priority::Interactive, tokens: 8192, started_us: 0 });
     let (cpu, device) = (lane(&cpu, 512, &[None]), lane(&device, 8192, &[busy]));
     // The device needs 42 ms for the batch that it runs, and 42 ms for each that follows.
-    let waiting = |tokens, bulk| Waiting { tokens, bulk };
-    let left = |work, now_us| leave(&cpu, std::slice::from_ref(&device), work, now_us).is_some();
-    assert!(!left(waiting(400, false), 0), "40 ms here are sooner than 42 and another 3 there");
-    assert!(left(waiting(400, false), 20_000), "22 and another 3 are sooner");
-    assert!(left(waiting(8192, true), 40_000), "it will be through in 45 ms");
-    assert!(!left(waiting(3 * 8192, true), 40_000), "it will be busy for 129 ms");
+    let device = std::slice::from_ref(&device);
+    let left = |tokens, now_us| leave(&cpu, device, tokens, now_us).is_some();
+    assert!(!left(400, 0), "40 ms here are sooner than 42 and another 3 there");
+    assert!(left(400, 20_000), "22 and another 3 are sooner");
+    assert!(left(8192, 40_000), "it will be through in 45 ms");
+    assert!(!left(3 * 8192, 40_000), "it will be busy for 129 ms");
 }
 
 #[test]
@@ -76,14 +76,14 @@ fn a_bad_moment_moves_nothing_and_several_do() {
         let others = [lane(&device, 8192, &[None])];
         leave(&lane(cpu, 512, &[None]), &others, TEXT, 0).is_none()
     };
-    cpu.learn(TEXT.tokens, 500_000);
-    assert!(stays(&cpu), "{:?}", cpu.of(TEXT.tokens));
-    (0..3).for_each(|_| cpu.learn(TEXT.tokens, 500_000));
-    assert!(!stays(&cpu), "{:?}", cpu.of(TEXT.tokens));
+    cpu.learn(TEXT, 500_000);
+    assert!(stays(&cpu), "{:?}", cpu.of(TEXT));
+    (0..3).for_each(|_| cpu.learn(TEXT, 500_000));
+    assert!(!stays(&cpu), "{:?}", cpu.of(TEXT));
     // What cost nothing so far is no bound for what comes.
     let mut free = cost(0, 0);
-    (0..40).for_each(|_| free.learn(TEXT.tokens, 1_000));
-    assert!(free.of(TEXT.tokens).is_some_and(|us| us > 900));
+    (0..40).for_each(|_| free.learn(TEXT, 1_000));
+    assert!(free.of(TEXT).is_some_and(|us| us > 900));
 }
 
 /// The rest may be from a bad moment, and nothing else corrects it.
@@ -95,6 +95,35 @@ fn what_has_run_outlives_a_measurement_of_other_sizes() {
     cost.learn(64, 9_000);
     cost.measured(&[known(20, 50)]);
     assert_eq!(cost.known(), [known(20, 50), known(64, 9_000)]);
+}
+
+/// Tokens of a full batch.
+const FULL: usize = 512;
+
+/// How many of so many full batches that wait each of two devices takes, of which the second is asked first.
+fn shared_out(costs: &[Cost; 2], mut batches: usize) -> [usize; 2] {
+    let (mut running, mut taken, mut now_us) = ([None; 2], [0, 0], 0);
+    loop {
+        for worker in [1, 0] {
+            let lanes = [0, 1].map(|n: usize| lane(&costs[n], FULL, &[running[n]]));
+            let other = std::slice::from_ref(&lanes[1 - worker]);
+            let is_asked = batches > 0 && running[worker].is_none();
+            if is_asked && leave(&lanes[worker], other, batches * FULL, now_us).is_none() {
+                let (class, tokens, started_us) = (Priority::Bulk, FULL, now_us);
+                running[worker] = Some(Running { class, tokens, started_us });
+                (batches, taken[worker]) = (batches - 1, taken[worker] + 1);
+            }
+        }
+        let end = |n: usize| running[n].map(|it| it.started_us + costs[n].of(FULL).unwrap());
+        let ends = [end(0), end(1)];
+        let Some(next_us) = ends.iter().flatten().min() else { return taken };
+        now_us = *next_us;
+        for (running, end) in running.iter_mut().zip(ends) {
+            if end == Some(now_us) {
+                *running = None;
+            }
+        }
+    }
 }
 
 proptest! {
@@ -111,7 +140,6 @@ proptest! {
     fn somebody_takes_the_work(
         costs in prop::collection::vec((0u64..100_000, 1u64..1000, 1usize..10_000), 2..4),
         tokens in 1usize..100_000,
-        bulk in any::<bool>(),
     ) {
         // All idle: whatever the costs, one of them does not leave it to the others.
         let known: Vec<_> = costs.iter().map(|(fixed, each, _)| cost(*fixed, *each)).collect();
@@ -120,8 +148,42 @@ proptest! {
             let others = all.filter(|(index, _)| Some(*index) != but);
             others.map(|(_, (cost, (_, _, max)))| lane(cost, *max, &[None])).collect()
         };
-        let waiting = Waiting { tokens, bulk };
-        let takes = |index: usize| leave(&lanes(None)[index], &lanes(Some(index)), waiting, 0).is_none();
+        let takes = |index: usize| leave(&lanes(None)[index], &lanes(Some(index)), tokens, 0).is_none();
         prop_assert!((0..known.len()).any(takes));
+    }
+
+    #[test]
+    fn workers_are_no_less_on_devices_of_their_own(
+        costs in prop::collection::vec((0u64..100_000, 1u64..1000), 2),
+        started in prop::collection::vec(prop::option::of(0u64..100_000), 1..4),
+        tokens in 1usize..100_000,
+    ) {
+        let [own, other] = [0, 1].map(|n: usize| cost(costs[n].0, costs[n].1));
+        let running = |started_us| Running { class: Priority::Bulk, tokens: FULL, started_us };
+        let workers: Vec<_> = started.into_iter().map(|started| started.map(running)).collect();
+        let alone = |worker| lane(&other, FULL, std::slice::from_ref(worker));
+        let apart: Vec<_> = workers.iter().map(alone).collect();
+        let (own, together) = (lane(&own, FULL, &[None]), [lane(&other, FULL, &workers)]);
+        let [together, apart] = [&together[..], &apart].map(|others| leave(&own, others, tokens, 100_000));
+        prop_assert_eq!(together, apart);
+    }
+
+    /// Neither has nothing to do for longer than the slow one's batch takes, and little work is the quick one's.
+    #[test]
+    fn a_queue_is_shared_in_proportion(
+        quick in (0u64..10_000, 1u64..100),
+        times in 2u64..10,
+        batches in 1usize..200,
+    ) {
+        let (fixed, each) = quick;
+        let costs = [cost(fixed, each), cost(fixed * times, each * times)];
+        let [quick_us, slow_us] = [0, 1].map(|n: usize| costs[n].of(FULL).unwrap());
+        let taken = shared_out(&costs, batches);
+        prop_assert_eq!(taken[0] + taken[1], batches);
+        let busy_us = [taken[0] as u64 * quick_us, taken[1] as u64 * slow_us];
+        prop_assert!(busy_us[0].abs_diff(busy_us[1]) <= slow_us + quick_us, "{taken:?}");
+        if (batches as u64) < times {
+            prop_assert_eq!(taken[1], 0);
+        }
     }
 }

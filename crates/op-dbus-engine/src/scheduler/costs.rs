@@ -2,12 +2,12 @@
 
 use super::{Scheduler, micros};
 
-/// After so many checks of an idle worker, ten minutes by itself, a pool that leaves batches to others is
+/// After so many checks of an idle worker, ten minutes by itself, a device that leaves batches to others is
 /// measured anew.
 const LEFT_CHECKS_MAX: u32 = 10;
 
 impl Scheduler {
-    /// Whether a worker's pool is to be measured anew: it has left batches to others for so long that
+    /// Whether a worker is to be measured anew: its device has left batches to others for so long that
     /// what is known of it may not be so any more.
     pub fn is_to_measure(&self, worker: usize) -> bool {
         let us = micros(self.idle_check * LEFT_CHECKS_MAX);

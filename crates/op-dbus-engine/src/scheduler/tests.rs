@@ -9,7 +9,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use super::*;
 use crate::admission::{Admission, Claim, Permit};
 use crate::backend::Backend;
-use crate::call::Truncate;
+use crate::call::{Priority, Truncate};
 use crate::clock::MADE_UP_US;
 use crate::config::{BatchLimits, ModelShape, Pool};
 use crate::job::Terms;

@@ -28,21 +28,22 @@ fn pool(name: &'static str, work: u64) -> Pool {
     Pool::new(Box::new(move |_| named(name, work, Faults::default())))
 }
 
-/// A pool that is known to take so long for a batch of a few texts. Of a size of which nothing is known the first batch
-/// would be believed, also where another program held it up.
-fn known(us: u64, pool: Pool) -> Pool {
-    let costs = (0..8).map(|octave| BatchCost { tokens: 1 << octave, us }).collect();
-    Pool { costs, ..pool }
+/// A pool whose devices are known to take so long for a batch of a few texts. Of a size of which nothing is known the
+/// first batch would be believed, also where another program held it up.
+fn known(us: u64, devices: &[&str], pool: Pool) -> Pool {
+    let costs: Vec<_> = (0..8).map(|octave| BatchCost { tokens: 1 << octave, us }).collect();
+    let of_device = |device: &&str| ((*device).to_owned(), costs.clone());
+    Pool { costs: devices.iter().map(of_device).collect(), ..pool }
 }
 
 /// Known to be quick.
 fn quick(device: BackendFactory) -> Pool {
-    known(1_000, Pool::new(device))
+    known(1_000, &["device:0"], Pool::new(device))
 }
 
 /// Known to be slow, and so never chosen for what it costs.
 fn slow_cpu() -> Pool {
-    known(10_000_000, pool("cpu", 0))
+    known(10_000_000, &["cpu:0"], pool("cpu", 0))
 }
 
 fn mixed(pools: Vec<Pool>) -> Engine {
@@ -65,11 +66,47 @@ async fn a_batch_goes_to_the_pool_that_has_it_done_first() {
     assert_eq!(batches(&engine), [0, 20]);
 }
 
+/// A pool with a worker on each of two devices, of which the first takes longer for every batch.
+fn unlike() -> Pool {
+    let factory: BackendFactory = Box::new(|worker| {
+        let (name, work) = [("slow", 100_000_000), ("fast", 0)][worker];
+        named(name, work, Faults::default())
+    });
+    let devices = ["slow:0", "fast:0"].map(str::to_owned).to_vec();
+    Pool { workers: 2, devices, ..Pool::new(factory) }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn of_two_devices_of_a_pool_the_fast_one_gets_what_it_has_done_first() {
+    let engine = mixed(vec![unlike()]);
+    for _ in 0..20 {
+        let reply = engine.embed(call(1, &["a", "b"])).await.unwrap();
+        assert_eq!(reply.device, "fast:0");
+        assert_eq!(reply.vectors, [expected("a"), expected("b")].concat());
+    }
+    assert_eq!(batches(&engine), [0, 20]);
+    let costs = engine.costs(16);
+    assert_eq!([&costs[0].0, &costs[1].0], ["slow:0", "fast:0"]);
+    assert!(costs[0].1 > costs[1].1, "{costs:?}");
+}
+
+/// Neither is measured where both are known: what is told is what they were started with.
+#[tokio::test]
+async fn what_an_engine_knows_of_each_device_another_begins_with() {
+    let one = known(1_000, &["fast:0"], unlike());
+    let costs = mixed(vec![one]).known_costs().remove(0);
+    let [fast, slow] = ["fast:0", "slow:0"].map(|device| costs[device].clone());
+    assert!(fast.iter().all(|cost| cost.us == 1_000), "{fast:?}");
+    assert!(slow != fast && !slow.is_empty(), "that was measured: {slow:?}");
+    let again = mixed(vec![Pool { costs: costs.clone(), ..unlike() }]);
+    assert_eq!(again.known_costs(), [costs]);
+}
+
 /// What is known of the device is from a bad moment, and as it computes nothing, nothing corrects that.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pool_that_leaves_all_to_another_is_measured_anew() {
-    let device = known(10_000_000, pool("device", 0));
-    let cpu = known(50_000, pool("cpu", 1_000_000));
+    let device = known(10_000_000, &["device:0"], pool("device", 0));
+    let cpu = known(50_000, &["cpu:0"], pool("cpu", 1_000_000));
     let config = EngineConfig { idle_check: Duration::from_millis(2), ..config(Limits::default()) };
     let engine =
         Engine::start(Tokenizer::bytes(INPUT_MAX), model(), vec![device, cpu], config).unwrap();
@@ -111,7 +148,7 @@ async fn what_is_measured_at_the_start_is_no_larger_than_what_callers_send() {
         }));
         let device = Pool { batch: BatchLimits::accelerator(None), ..device };
         let engine = mixed(vec![device, pool("cpu", 0)]);
-        assert!(!engine.known_costs()[0].is_empty(), "nothing was measured");
+        assert!(!engine.known_costs()[0]["sim:0"].is_empty(), "nothing was measured");
         let largest = largest.load(Ordering::Relaxed);
         assert!(largest <= tokens_max, "{largest} tokens in a batch");
     }
@@ -214,11 +251,12 @@ async fn what_does_not_fit_a_device_is_computed_by_another() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_failed_batch_is_tried_again_by_another_kind_of_device() {
     // Each worker on a device of its own, as endpoints of a fleet are.
-    let mut fleet = quick(Box::new(|worker| {
+    let mut fleet = Pool::new(Box::new(|worker| {
         let faults = Faults { die_on_token: Some(33), ..Faults::default() };
         named(["here", "there"][worker], 0, faults)
     }));
     fleet.workers = 2;
+    let fleet = known(1_000, &["here:0", "there:0"], fleet);
     let engine = mixed(vec![fleet, slow_cpu()]);
     for _ in 0..20 {
         let reply = engine.embed(call(1, &["!"])).await.unwrap();

@@ -58,6 +58,21 @@ fn a_kind_of_which_no_worker_loads_fails_the_start() {
     }
 }
 
+/// Before the others begin, and not as one that was lost.
+#[test]
+fn a_worker_that_is_not_done_without_fails_the_start() {
+    let made = |number: usize| if number == 1 { Err(broken()) } else { sim(Faults::default()) };
+    let pool = |devices: [&str; 2]| {
+        let devices = devices.map(str::to_owned).to_vec();
+        Pool { workers: 2, devices, ..Pool::new(Box::new(made)) }
+    };
+    started(vec![pool(["gpu:0", "gpu:0"])]).unwrap();
+    let whole = Pool { whole: true, ..pool(["gpu:0", "gpu:0"]) };
+    assert_eq!(started(vec![whole]).unwrap_err(), broken());
+    // The simulator tells of one device.
+    assert_eq!(started(vec![pool(["gpu:0", "gpu:1"])]).unwrap_err(), broken());
+}
+
 /// In a process of its own, where each thread would have a stack that is larger than all there is.
 #[test]
 fn a_reference_for_which_no_thread_can_be_had_is_refused() {

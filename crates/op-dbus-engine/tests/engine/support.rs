@@ -110,7 +110,8 @@ impl Gate {
         let BatchLimits { tokens_max, attention_max, rows_max, .. } = batch;
         let buckets =
             Buckets { tokens_max, attention_max, rows_max, length_max: INPUT_MAX, packed: false };
-        let costs = cost_us.map(|us| BatchCost { tokens: tokens_max, us }).into_iter().collect();
+        let known = |us| ("sim:0".to_owned(), vec![BatchCost { tokens: tokens_max, us }]);
+        let costs = cost_us.map(known).into_iter().collect();
         Self::made((Some(buckets), cost_us.is_some()), |factory| {
             let pool = Pool { batch, costs, ..Pool::new(factory) };
             Engine::start(Tokenizer::bytes(INPUT_MAX), model(), vec![pool], config(limits)).unwrap()

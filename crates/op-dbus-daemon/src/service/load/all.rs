@@ -1,6 +1,6 @@
-//! Which devices a provider has, where all of them are asked for, and which of those that were named it has not.
+//! Which devices a provider has, where all of them are asked for.
 
-use op_dbus_engine::{BackendError, BackendFactory, WorkerState, WorkerStatus};
+use op_dbus_engine::{BackendError, BackendFactory};
 
 use crate::devices::{self, Device, Reader, is_same};
 use crate::service::Host;
@@ -54,26 +54,6 @@ fn numbers(
     (!numbers.is_empty()).then_some(numbers)
 }
 
-/// Why a worker that could not be loaded, while others were, is more than a device that is ill: its provider tells that
-/// it has no device of that number, or, where the workers are to be `whole`, each was asked for just now.
-pub(super) fn missing(workers: &[WorkerStatus], whole: bool) -> Option<String> {
-    let is_there = |worker: &&WorkerStatus| worker.state != WorkerState::Restarting;
-    let told = workers.iter().filter(is_there).map(|worker| worker.description.devices).max();
-    let is_missing = |worker: &&WorkerStatus| {
-        let number = worker.description.device.rsplit(':').next().and_then(|n| n.parse().ok());
-        !is_there(worker)
-            && (whole
-                || number.zip(told).is_some_and(|(n, told): (usize, _)| 0 < told && told <= n))
-    };
-    let worker = workers.iter().find(is_missing)?;
-    Some(
-        worker
-            .last_error
-            .clone()
-            .unwrap_or_else(|| format!("{} does not compute", worker.description.device)),
-    )
-}
-
 /// Tells the log that devices may be left out.
 pub(super) fn warn(provider: Provider) {
     tracing::warn!(
@@ -84,8 +64,8 @@ pub(super) fn warn(provider: Provider) {
 
 #[cfg(test)]
 mod tests {
+    use op_dbus_engine::LoadErrorKind;
     use op_dbus_engine::sim::SimBackend;
-    use op_dbus_engine::{Description, LoadErrorKind};
 
     use super::*;
     use crate::service::costs;
@@ -126,26 +106,5 @@ mod tests {
         assert_eq!(devices(&all, Vec::new, factory).unwrap(), Some(vec![0]));
         let named = Host { devices: vec![3, 1], ..named };
         assert_eq!(devices(&named, Vec::new, |_| unreachable!()).unwrap(), Some(vec![3, 1]));
-    }
-
-    #[test]
-    fn a_device_that_is_not_there_is_not_one_that_is_ill() {
-        let worker = |device: &str, devices, error: Option<&str>| WorkerStatus {
-            description: Description {
-                device: device.to_owned(),
-                devices,
-                ..Description::default()
-            },
-            state: if error.is_some() { WorkerState::Restarting } else { WorkerState::Idle },
-            last_error: error.map(str::to_owned),
-            ..WorkerStatus::default()
-        };
-        let two = |devices, second| {
-            [worker("cuda:0", devices, None), worker(second, devices, Some("it fails"))]
-        };
-        assert_eq!(missing(&two(2, "cuda:1"), false), None);
-        assert_eq!(missing(&two(0, "cuda:9"), false), None, "nobody tells how many there are");
-        assert_eq!(missing(&two(2, "cuda:2"), false).as_deref(), Some("it fails"));
-        assert_eq!(missing(&two(2, "cuda:1"), true).as_deref(), Some("it fails"));
     }
 }

@@ -3,6 +3,7 @@
 use std::os::unix::net::UnixDatagram;
 use std::process::Command;
 
+use super::guilt::{embed as embed_tiny, service_with};
 use super::*;
 
 #[tokio::test]
@@ -35,6 +36,30 @@ async fn a_refused_change_leaves_the_failure_that_is_told() {
     let error = service.change("gpu_device", "1".to_owned()).await.unwrap_err();
     assert!(matches!(error.root(), Error::Provider(_)), "{error}");
     assert_eq!(service.now().summary(), told);
+}
+
+/// Which would have the CPU compute, and nobody told.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_device_that_is_not_there_is_refused_where_auto_is_asked_for_too() {
+    let root = tempfile::tempdir().unwrap();
+    let spawner: Spawner = Arc::new(|blueprint, _| {
+        let (provider, dimensions) = (blueprint.host.provider, blueprint.dimensions);
+        let is_there = provider == Provider::Cpu || blueprint.host.devices == [0];
+        Box::new(move |_| {
+            if !is_there {
+                let message = "no such card".to_owned();
+                let kind = LoadErrorKind::ProviderUnavailable;
+                return Err(BackendError::Load { kind, message });
+            }
+            Ok(Box::new(SimBackend::of(&provider.to_string(), dimensions)) as Box<dyn Backend>)
+        })
+    });
+    let service = service_with(&[("execution_provider", "auto")], &root, spawner);
+    service.start().await;
+    assert_eq!(embed_tiny(&service, "a").await.unwrap(), "cuda");
+    let error = service.change("gpu_device", "7".to_owned()).await.unwrap_err();
+    assert_eq!(error.to_string(), "no such card");
+    assert_eq!(embed_tiny(&service, "a").await.unwrap(), "cuda");
 }
 
 /// Calls in flight may take as long as they like, and an unload waits for them.

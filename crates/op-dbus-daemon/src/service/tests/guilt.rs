@@ -12,7 +12,7 @@ use op_dbus_engine::{Backend, BackendError, CancellationToken, LoadErrorKind};
 use op_dbus_models::{ImportOptions, Level, OnnxFacts, Progress, Store};
 
 use super::{Held, loaded};
-use crate::service::{Choice, Error, Means, Options, Phase, Request, Service, Spawner};
+use crate::service::{Choice, Error, Means, Options, Phase, Request, Served, Service, Spawner};
 use crate::settings::{Precision, Provider};
 
 /// The id of "!" in the model that is imported here.
@@ -34,10 +34,15 @@ fn spawner(deadly_on_cpu: bool) -> Spawner {
 
 /// A service of the tiny model on ggml, which falls back to the CPU for a day.
 pub(super) fn service(root: &tempfile::TempDir, spawner: Spawner) -> Service {
-    service_on("ggml", root, spawner)
+    service_with(&[("execution_provider", "ggml")], root, spawner)
 }
 
-fn service_on(provider: &str, root: &tempfile::TempDir, spawner: Spawner) -> Service {
+/// The same with these flags.
+pub(super) fn service_with(
+    more: &[(&str, &str)],
+    root: &tempfile::TempDir,
+    spawner: Spawner,
+) -> Service {
     let tiny = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/tiny-bert");
     let models = root.path().join("models");
     let options = ImportOptions {
@@ -61,18 +66,25 @@ fn service_on(provider: &str, root: &tempfile::TempDir, spawner: Spawner) -> Ser
         ("model", "tiny"),
         ("model_dir", &*models.display().to_string()),
         ("cache_dir", &*root.path().join("cache").display().to_string()),
-        ("execution_provider", provider),
         ("fallback", "cpu"),
         ("provider_retry_s", "86400"),
         ("runtime", &*library),
     ];
     let means = Means { spawner, devices: None };
-    Service::new(loaded(root, &flags), means, None)
+    Service::new(loaded(root, &[&flags[..], more].concat()), means, None)
 }
 
 /// The provider that computed a text.
 pub(super) async fn embed(service: &Service, text: &str) -> Result<String, Error> {
-    let served = service.serving(None, None).await?;
+    embed_on(service.serving(None, None).await?, service, text).await
+}
+
+/// The same of a text for this engine.
+pub(super) async fn embed_on(
+    served: Arc<Served>,
+    service: &Service,
+    text: &str,
+) -> Result<String, Error> {
     let request = Request {
         uid: 0,
         cancel: CancellationToken::default(),
@@ -358,7 +370,7 @@ async fn cuda_is_kept_for_a_model_that_halves_do_not_get_along_with() {
             };
             Box::new(move |_| made(&provider.to_string(), dimensions, is_wrong))
         });
-        let service = service_on("cuda", &root, spawner);
+        let service = service_with(&[("execution_provider", "cuda")], &root, spawner);
         service.start().await;
         assert_eq!(embed(&service, "a").await.unwrap(), serves);
         let told = service.watch().borrow().fallback_reason();

@@ -1,13 +1,13 @@
 //! When a provider is tried that is better than the one that serves.
 
-use super::guilt::{embed, service};
+use super::guilt::{embed, service, service_with};
 use super::*;
 
-/// The CPU, and ggml, which is away at first.
+/// The CPU, and a device, which is away at first.
 #[derive(Clone)]
 struct Device {
     away: Arc<AtomicBool>,
-    /// How often ggml was tried.
+    /// How often the device was tried.
     tries: Arc<AtomicUsize>,
     /// No try ends while somebody has this.
     held: Arc<Mutex<()>>,
@@ -33,7 +33,7 @@ impl Device {
         provider: Provider,
         dimensions: usize,
     ) -> Result<Box<dyn Backend>, BackendError> {
-        if provider == Provider::Ggml {
+        if provider != Provider::Cpu {
             let before = self.tries.fetch_add(1, Ordering::SeqCst);
             drop(self.held.lock());
             if self.away.load(Ordering::SeqCst) {
@@ -142,4 +142,24 @@ async fn what_a_provider_was_refused_for_last_is_kept_until_it_works() {
     device.away.store(false, Ordering::SeqCst);
     service.improve().await;
     assert_eq!(refused(), None);
+}
+
+/// Nobody has asked for it by `auto`. But who has had one is told of it, whatever is loaded then, and also where the
+/// settings were read again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_device_that_auto_has_had_and_lost_is_told() {
+    let (root, device) = (tempfile::tempdir().unwrap(), Device::away());
+    let auto = [("execution_provider", "auto")];
+    let service = service_with(&auto, &root, device.spawner());
+    service.start().await;
+    assert_eq!(service.now().served().unwrap().provider, "cpu");
+    assert_eq!(service.now().fallback_reason(), "", "it has never been there");
+    let anew = || service.fleet(service.now().loaded.clone());
+    let other = Choice::Imported("other".to_owned());
+    device.away.store(false, Ordering::SeqCst);
+    assert_eq!(anew().get(&other).await.unwrap().provider, "cuda");
+    device.away.store(true, Ordering::SeqCst);
+    let other = anew().get(&other).await.unwrap();
+    assert_eq!(other.provider, "cpu");
+    assert!(other.fallback_reason.contains("away at try"), "{}", other.fallback_reason);
 }

@@ -1,7 +1,7 @@
 //! The backend of a history.
 
 use super::super::*;
-use super::world::Panics;
+use super::world::{DEVICES, Panics};
 use super::{DIMENSIONS, INPUT_MAX, fails, happens, world};
 use crate::backend::Meanwhile;
 use crate::batch::Batch;
@@ -122,7 +122,8 @@ pub fn backend(limits: BatchLimits) -> Result<Box<dyn Backend>, BackendError> {
         return Err(BackendError::Lost("the history lets nothing load".into()));
     }
     let sim = SimBackend::new(DIMENSIONS);
-    let description = Description { buckets: world(|w| w.buckets), ..sim.description().clone() };
+    let (buckets, device) = world(|w| (w.buckets, w.random.of(&DEVICES).to_owned()));
+    let description = Description { buckets, device, ..sim.description().clone() };
     Ok(Box::new(Scripted {
         sim,
         description,

@@ -27,6 +27,8 @@ use crate::tokenizer::Tokenizer;
 
 pub const DIMENSIONS: usize = 4;
 pub const INPUT_MAX: usize = 64;
+/// What backends compute on.
+pub const DEVICES: [&str; 2] = ["sim:0", "sim:1"];
 
 pub struct World {
     pub random: Random,
@@ -205,13 +207,14 @@ fn pool(random: &mut Random, backend: Make) -> Pool {
         ..BatchLimits::default()
     };
     let known = random.of(&[None, Some(10), Some(1_000)]);
+    let costs = |us| (DEVICES[0].to_owned(), vec![BatchCost { tokens: 16, us }]);
     Pool {
         workers: random.of(&[1, 2, 3]),
         reserved: random.of(&[0, 1]),
         batch,
         holds_device: random.one_in(2),
         losses_max: random.of(&[None, Some(2)]),
-        costs: known.map(|us| BatchCost { tokens: 16, us }).into_iter().collect(),
+        costs: known.map(costs).into_iter().collect(),
         ..Pool::new(Box::new(move |_| backend(batch)))
     }
 }

@@ -1,0 +1,180 @@
+//! Which device has a batch done first: the workers as they are told apart for that, by pool and device.
+
+use std::time::Duration;
+
+use super::{Roster, Worker};
+use crate::routing::{self, Lane};
+
+impl Worker {
+    /// Whether it is of the pool of another one and on its device.
+    fn is_beside(&self, other: &Self) -> bool {
+        self.pool == other.pool && self.device() == other.device()
+    }
+}
+
+impl Roster {
+    /// Whether a batch may have to go to another pool or device than that of whoever is idle.
+    pub fn is_mixed(&self) -> bool {
+        let mut workers = self.ordinary();
+        let first = workers.next();
+        first.is_some_and(|first| workers.any(|other| !other.is_beside(first)))
+    }
+
+    /// Whether `worker` leaves what waits, so many tokens, to others, which have it done first or have the memory for
+    /// it, and how long it then waits before it asks again.
+    pub fn leaves(&self, worker: usize, waiting_tokens: usize, now_us: u64) -> Option<Duration> {
+        let for_room = self.leaves_for_room(worker, waiting_tokens, now_us);
+        if for_room.is_some() || !self.is_mixed() {
+            return for_room;
+        }
+        let own = self.workers.get(worker)?;
+        let others = self.lanes().filter(|other| !other.is_beside(own));
+        let others: Vec<_> = others.filter_map(|other| self.lane(other, waiting_tokens)).collect();
+        routing::leave(&self.lane(own, waiting_tokens)?, &others, waiting_tokens, now_us)
+    }
+
+    /// The first worker of each lane.
+    pub(super) fn lanes(&self) -> impl Iterator<Item = &Worker> {
+        let workers = self.ordinary().enumerate();
+        let firsts = workers.filter(move |(index, worker)| {
+            !self.ordinary().take(*index).any(|before| before.is_beside(worker))
+        });
+        firsts.map(|(_, worker)| worker)
+    }
+
+    /// The lane of a worker, with those in it that can have the next batch of what waits; none where nothing is
+    /// known of what it costs there.
+    fn lane(&self, of: &Worker, waiting_tokens: usize) -> Option<Lane<'_>> {
+        let members = self.ordinary().filter(|worker| worker.is_beside(of) && worker.is_there());
+        let members = members.filter(|worker| self.has_room(worker, waiting_tokens));
+        let workers = members.map(|worker| worker.running).collect();
+        Some(Lane { cost: self.cost(of)?, tokens_max: self.tokens_max(of), workers })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Loaded;
+    use super::*;
+    use crate::backend::{Backend, BackendError, Description};
+    use crate::batch::Batch;
+    use crate::call::Priority;
+    use crate::config::{BatchLimits, ModelShape, Pool};
+    use crate::routing::{BatchCost, Running};
+    use crate::sim::SimBackend;
+    use crate::usage::MemoryUse;
+
+    /// Tokens of a full batch, and microseconds that the quick device takes for it.
+    const FULL: usize = 512;
+    const QUICK_US: u64 = 1_000;
+    /// How often the slow one takes as long.
+    const TIMES: u64 = 5;
+
+    fn on(device: &str) -> (usize, Loaded) {
+        let sim = SimBackend::new(4);
+        let description = Description { device: device.to_owned(), ..sim.description().clone() };
+        (0, Loaded { description, memory: MemoryUse::default() })
+    }
+
+    /// One pool with a worker on each of these devices, of which so many microseconds are known for a full batch.
+    fn roster(devices: &[(&str, Option<u64>)]) -> Roster {
+        let known = |(device, us): &(&str, Option<u64>)| {
+            Some(((*device).to_owned(), vec![BatchCost { tokens: FULL, us: (*us)? }]))
+        };
+        let pool = Pool {
+            batch: BatchLimits { tokens_max: FULL, ..BatchLimits::default() },
+            costs: devices.iter().filter_map(known).collect(),
+            ..Pool::new(Box::new(|_| Ok(Box::new(SimBackend::new(4)))))
+        };
+        let (normalized, matryoshka) = (true, Vec::new());
+        let model = ModelShape { dimensions: 4, max_input_tokens: 64, normalized, matryoshka };
+        let mut roster = Roster::new(&[pool], &model);
+        roster.add(devices.iter().map(|(device, _)| on(device)).collect());
+        roster
+    }
+
+    /// Of which the first is slow.
+    fn unlike() -> Roster {
+        roster(&[("gpu:0", Some(TIMES * QUICK_US)), ("gpu:1", Some(QUICK_US))])
+    }
+
+    fn busy(tokens: usize, started_us: u64) -> Running {
+        Running { class: Priority::Interactive, tokens, started_us }
+    }
+
+    #[test]
+    fn of_two_devices_of_a_pool_the_quick_one_gets_little_work_and_much_keeps_both() {
+        let mut roster = unlike();
+        assert!(roster.is_mixed());
+        assert!(roster.leaves(0, FULL, 0).is_some());
+        assert_eq!(roster.leaves(1, FULL, 0), None);
+        assert!(roster.leaves(0, 4 * FULL, 0).is_some(), "done after 4 ms of 5");
+        assert_eq!(roster.leaves(0, 5 * FULL, 0), None);
+        roster.runs(1, busy(FULL, 0));
+        assert_eq!(roster.leaves(0, 4 * FULL, 0), None, "done after 5 ms of 5");
+    }
+
+    #[test]
+    fn the_slow_one_alone_still_serves() {
+        let mut roster = unlike();
+        roster.lost(1, &BackendError::Lost("on purpose".into()));
+        assert_eq!(roster.leaves(0, FULL, 0), None);
+    }
+
+    #[test]
+    fn two_workers_of_a_device_are_alike_and_know_the_same() {
+        let mut roster = roster(&[("gpu:0", None), ("gpu:0", None)]);
+        assert!(!roster.is_mixed());
+        roster.learn(0, FULL, QUICK_US);
+        assert_eq!(roster.costs(FULL).len(), 1);
+        assert_eq!([0, 1].map(|worker| roster.is_quick(worker, FULL, QUICK_US)), [true, true]);
+    }
+
+    #[test]
+    fn a_device_that_has_run_nothing_counts_as_another_of_its_pool_and_then_as_itself() {
+        let mut roster = roster(&[("gpu:0", Some(QUICK_US)), ("gpu:1", None)]);
+        let us = |roster: &Roster| roster.costs(FULL).remove(1).1.as_micros() as u64;
+        assert!(!roster.knows(0, "gpu:1"), "what is known is of the other");
+        assert_eq!(us(&roster), QUICK_US);
+        assert_eq!(roster.leaves(1, FULL, 0), None);
+        let batch = Batch { ids: &[1; FULL], lengths: &[FULL as i32] };
+        for _ in 0..20 {
+            roster.ran(1, &batch, TIMES * QUICK_US, MemoryUse::default());
+        }
+        assert!(us(&roster) > (TIMES - 1) * QUICK_US, "{} us", us(&roster));
+        assert!(roster.leaves(1, FULL, 0).is_some());
+        assert_eq!(roster.costs(FULL)[0].1, Duration::from_micros(QUICK_US), "as before");
+        let known = roster.known_costs();
+        assert_eq!(known[0].keys().collect::<Vec<_>>(), ["gpu:0", "gpu:1"]);
+    }
+
+    #[test]
+    fn what_is_measured_is_of_a_device_alone() {
+        let mut roster = unlike();
+        roster.left(0, 7);
+        assert!(roster.has_left_for(0, 3, 10) && !roster.has_left_for(1, 0, 10));
+        roster.measured(0, "gpu:0", &[BatchCost { tokens: FULL, us: 10 }]);
+        assert!(!roster.has_left_for(0, 3, 10));
+        assert!(roster.leaves(1, FULL, 0).is_some());
+        // Nothing of others is taken for what was not measured.
+        let small = BatchCost { tokens: 16, us: 320 };
+        roster.measured(0, "gpu:2", &[small]);
+        assert_eq!(roster.known_costs()[0]["gpu:2"], [small]);
+    }
+
+    #[test]
+    fn who_moves_to_another_device_has_what_is_known_there() {
+        let mut roster = unlike();
+        roster.moved(0, "gpu:1");
+        assert!(!roster.is_mixed());
+        assert!(roster.is_quick(0, FULL, QUICK_US));
+    }
+
+    #[test]
+    fn devices_together_have_done_what_none_has_alone() {
+        let [slow, quick] = [Some(TIMES * QUICK_US), Some(QUICK_US)];
+        let roster = roster(&[("gpu:0", slow), ("gpu:1", quick), ("gpu:2", quick)]);
+        assert!(roster.leaves(0, 8 * FULL, 0).is_some(), "each has done 4 in 4 ms of 5");
+        assert_eq!(roster.leaves(0, 9 * FULL, 0), None);
+    }
+}
