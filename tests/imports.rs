@@ -106,7 +106,8 @@ fn edit(path: &Path, change: impl FnOnce(&mut Value)) -> Outcome {
 
 /// The vectors that a model served under `name` must have, whichever engine computes them from its weights.
 async fn serves(setup: Setup, name: &str, reference: &str) -> Outcome {
-    let native = setup.env("OP_DBUS_CPU_ENGINE", "native");
+    // What a CPU has chosen by itself may be coarser than the references.
+    let native = setup.env("OP_DBUS_PRECISION", "f32").env("OP_DBUS_CPU_ENGINE", "native");
     let setup = serves_as_set(native, name, reference).await?;
     serves_as_set(setup.env("OP_DBUS_CPU_ENGINE", "ort"), name, reference).await.map(drop)
 }
