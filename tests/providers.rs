@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use futures_util::StreamExt;
 use nix::sys::signal::Signal;
 use op_dbus_api::ErrorName;
 
@@ -15,13 +16,14 @@ use crate::harness::golden::{self, assert_near, cosine};
 use crate::harness::load::Load;
 use crate::harness::process::{mapped, peak};
 use crate::harness::registry::tests;
-use crate::harness::{Outcome, fixture, needs};
+use crate::harness::{Outcome, fixture, needs, within};
 use crate::native::with_graph;
 
 tests! {
     a_plugin_serves_with_the_models_vectors: [Bus, Low, Ggml],
     the_first_that_works_serves_and_says_why: [Bus, Low, Ggml],
     each_fallback_is_told_and_counted_once: [Bus],
+    another_fallback_for_the_same_reason_is_told_as_well: [Bus, Low, Ggml],
     a_provider_that_leaves_the_work_to_the_cpu_is_refused: [Bus, Ggml],
     a_provider_that_cannot_begin_is_refused_in_its_own_words: [Bus, Low, Ggml],
     a_library_that_is_none_is_refused: [Bus, Low, Runtime],
@@ -118,6 +120,25 @@ async fn each_fallback_is_told_and_counted_once() -> Outcome {
         beside(&daemon, "high").await?;
         assert_eq!(fallbacks(&daemon).await?, (2, 2));
     }
+    daemon.stop().await
+}
+
+/// What was asked for lacks what it lacked before, and its first fallback is not named any more.
+async fn another_fallback_for_the_same_reason_is_told_as_well() -> Outcome {
+    let setup = Setup::real("low")?.setting("execution_provider", "coreml");
+    let (_bus, setup, daemon) = setup.setting("fallback", "ggml, cpu").alone_as("degraded").await?;
+    let (active, reason) = provider(&daemon).await?;
+    assert_eq!((&*active, fallbacks(&daemon).await?), ("ggml", (1, 1)));
+    let manager = &daemon.client().manager;
+    let mut signals = manager.receive_provider_fallback().await?;
+    let setup = setup.setting("fallback", "cpu");
+    setup.write_config()?;
+    manager.reload().await?;
+    let signal = within("ProviderFallback", signals.next()).await?.ok_or("the bus is gone")?;
+    let signal = signal.args()?;
+    assert_eq!((*signal.active(), *signal.reason()), ("cpu", &*reason));
+    assert_eq!(provider(&daemon).await?, ("cpu".to_owned(), reason));
+    assert_eq!(fallbacks(&daemon).await?, (2, 2));
     daemon.stop().await
 }
 

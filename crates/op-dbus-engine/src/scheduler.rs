@@ -4,11 +4,12 @@
 //! nothing waits for a timer, and no channel holds work that could still be cancelled or joined.
 
 mod ahead;
+mod bell;
 mod costs;
 mod life;
 mod over;
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
@@ -25,6 +26,7 @@ use crate::reserve::{Mix, Serves};
 use crate::roster::{Order, Roster};
 use crate::stats::Stats;
 use crate::status::WorkerState;
+use bell::Bell;
 use over::Over;
 
 /// How often a text may come to workers that have ended before it counts as tried there: they could go on to do
@@ -58,11 +60,11 @@ pub(crate) struct Scheduler {
     idle_check: Duration,
     state: Mutex<State>,
     /// Signalled when there is work, when workers are to do something else, and when the engine stops.
-    work: Condvar,
+    work: Bell,
     /// Signalled when there is something for reserved workers.
-    reserve: Condvar,
+    reserve: Bell,
     /// Signalled when the engine stops or unloads, or loses a worker: what one waits on between two tries to load.
-    stop: Condvar,
+    stop: Bell,
     /// Notified when a worker was lost, loaded, unloaded, moved or ended, or has done what it was asked for.
     changed: Notify,
 }
@@ -120,9 +122,9 @@ impl Scheduler {
                 asleep: false,
                 stopped: false,
             }),
-            work: Condvar::new(),
-            reserve: Condvar::new(),
-            stop: Condvar::new(),
+            work: Bell::default(),
+            reserve: Bell::default(),
+            stop: Bell::default(),
             changed: Notify::new(),
         }
     }
@@ -287,20 +289,22 @@ impl Scheduler {
         left
     }
 
-    /// Wakes idle workers: all if there is work for `many`, or if the one that wakes may leave it to
-    /// another one.
+    /// Wakes idle workers, if there are any: all if there is work for `many`, or if the one that wakes may leave it
+    /// to another one.
     fn call_workers(&self, state: MutexGuard<'_, State>, many: bool) {
-        let choosy = state.roster.is_mixed() || state.roster.minds_memory();
-        let all = many || choosy || state.is_choosy(self.clock.now_us());
-        let reserve = state.calls_reserve();
+        let all = self.work.is_awaited(&state).then(|| {
+            let choosy = state.roster.is_mixed() || state.roster.minds_memory();
+            many || choosy || state.is_choosy(self.clock.now_us())
+        });
+        let reserve = self.reserve.is_awaited(&state) && state.calls_reserve();
         drop(state);
         if reserve {
             self.reserve.notify_all();
         }
-        if all {
-            self.work.notify_all();
-        } else {
-            self.work.notify_one();
+        match all {
+            Some(true) => self.work.notify_all(),
+            Some(false) => self.work.notify_one(),
+            None => {}
         }
     }
 
@@ -311,7 +315,7 @@ impl Scheduler {
     }
 
     /// What a worker waits on.
-    fn bell(&self, state: &State, worker: usize) -> &Condvar {
+    fn bell(&self, state: &State, worker: usize) -> &Bell {
         match state.roster.serves(worker) {
             Serves::Everybody => &self.work,
             Serves::Interactive => &self.reserve,
@@ -320,20 +324,6 @@ impl Scheduler {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn wait<'a>(
-        &self,
-        condition: &Condvar,
-        state: MutexGuard<'a, State>,
-        timeout: Option<Duration>,
-    ) -> MutexGuard<'a, State> {
-        match timeout {
-            None => condition.wait(state).unwrap_or_else(PoisonError::into_inner),
-            Some(timeout) => {
-                condition.wait_timeout(state, timeout).unwrap_or_else(PoisonError::into_inner).0
-            }
-        }
     }
 }
 

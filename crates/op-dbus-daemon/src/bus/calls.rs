@@ -49,6 +49,8 @@ pub struct Calls {
     pub callers: Arc<Callers>,
     /// Texts that were cut where no reply says so.
     cut_told: OncePerUserAndMinute,
+    /// Whether the bus is a session's, which stays so.
+    is_of_session: bool,
 }
 
 /// What is to be embedded, and how.
@@ -69,7 +71,8 @@ impl Calls {
         let memory = memory_limit::for_us();
         let budget = Arc::new(Budget::of(memory, descriptors));
         let (pulse, cut_told) = (Arc::new(Pulse::of(memory)), OncePerUserAndMinute::default());
-        Self { service, budget, direct, jobs, pulse, callers, cut_told }
+        let is_of_session = service.now().settings().bus == Bus::Session;
+        Self { service, budget, direct, jobs, pulse, callers, cut_told, is_of_session }
     }
 
     /// The same service and budget for `callers` on a direct connection.
@@ -118,7 +121,8 @@ impl Calls {
         let method = header.member().map_or("", |member| member.as_str());
         let uid = caller.uid;
         let span = debug_span!("call", method, uid, sender = caller.sender());
-        let work = work(self.clone(), caller);
+        // It is large, and each of the futures around it has what it was given twice, up to the one that zbus copies.
+        let work = Box::pin(work(self.clone(), caller));
         let work = async {
             tokio::select! {
                 biased;
@@ -213,7 +217,7 @@ impl Calls {
         deadline: Option<Instant>,
     ) -> Result<(), Error> {
         // There all are one user's, and what is kept is eight times as much.
-        if self.service.now().settings().bus == Bus::Session {
+        if self.is_of_session {
             return Ok(());
         }
         let mut room = pin!(caller.unread().room(caller, reply));

@@ -67,10 +67,12 @@ async fn announce(
         fdo::Properties::properties_changed(&emitter, interface, changed, Cow::Borrowed(&[]))
             .await?;
     }
-    let told = old.map_or("", |old| old.fallback_reason.as_str());
-    // The last error of what is tried again names a process that the one before it did not.
-    let is_news = !is_same_news(&new.fallback_reason, told);
-    if manager && is_news && !new.fallback_reason.is_empty() {
+    let is_told = |old: &Facts| {
+        old.execution_provider == new.execution_provider
+            // The last error of what is tried again names a process that the one before it did not.
+            && is_same_news(&new.fallback_reason, &old.fallback_reason)
+    };
+    if manager && !new.fallback_reason.is_empty() && !old.is_some_and(is_told) {
         let (requested, active) = (&new.requested_execution_provider, &new.execution_provider);
         Manager::provider_fallback(&emitter, requested, active, &new.fallback_reason).await?;
     }

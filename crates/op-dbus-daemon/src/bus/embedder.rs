@@ -5,7 +5,6 @@ use std::time::Instant;
 
 use op_dbus_api::{INLINE_REPLY_BYTES_MAX, Info, option};
 use op_dbus_engine::{Inputs, Limits};
-use serde_bytes::ByteBuf;
 use zbus::interface;
 use zbus::message::Header;
 use zbus::{Connection, OwnedFd, OwnedObjectPath};
@@ -18,7 +17,8 @@ use super::many::Many;
 use super::options::{self, Given, Wanted};
 use super::pulse::Refusal;
 use super::reply::{
-    Embedded, Form, TOKEN_HELD, Token, best, token_bytes, token_bytes_max, tokens, wire,
+    AllDoubles, Doubles, Embedded, Form, Packed, TOKEN_HELD, Token, best, token_bytes,
+    token_bytes_max, tokens, wire,
 };
 use super::unread::Reply;
 use crate::service::Options;
@@ -47,11 +47,10 @@ impl Embedder {
         text: String,
         #[zbus(connection)] connection: &Connection,
         #[zbus(header)] header: Header<'_>,
-    ) -> Result<Vec<f64>, Refusal> {
+    ) -> Result<Doubles<Vec<f32>>, Refusal> {
         let work = async move |calls: Calls, caller| {
             let asked = Asked::plain(vec![text], Form::Doubles);
-            let vectors = calls.embed(&caller, asked, |all| all.doubles()).await?;
-            Ok(vectors.into_iter().next().unwrap_or_default())
+            calls.embed(&caller, asked, Embedded::only).await
         };
         self.calls.run(connection, &header, work).await
     }
@@ -62,10 +61,10 @@ impl Embedder {
         texts: Many<String>,
         #[zbus(connection)] connection: &Connection,
         #[zbus(header)] header: Header<'_>,
-    ) -> Result<Vec<Vec<f64>>, Refusal> {
+    ) -> Result<AllDoubles, Refusal> {
         let work = async move |calls: Calls, caller| {
             let asked = Asked::plain(texts.all()?, Form::Doubles);
-            calls.embed(&caller, asked, |all| all.doubles()).await
+            calls.embed(&caller, asked, Embedded::doubles).await
         };
         self.calls.run(connection, &header, work).await
     }
@@ -77,7 +76,7 @@ impl Embedder {
         options: Given<'_>,
         #[zbus(connection)] connection: &Connection,
         #[zbus(header)] header: Header<'_>,
-    ) -> Result<(ByteBuf, u32, u32, Info), Refusal> {
+    ) -> Result<(Packed, u32, u32, Info), Refusal> {
         let work = async move |calls: Calls, caller| {
             let Wanted { options, encoding, .. } = options::parse(&options.0, &[], Instant::now())?;
             let asked =
@@ -152,7 +151,7 @@ impl Embedder {
         options: Given<'_>,
         #[zbus(connection)] connection: &Connection,
         #[zbus(header)] header: Header<'_>,
-    ) -> Result<(ByteBuf, u32, u32, Info), Refusal> {
+    ) -> Result<(Packed, u32, u32, Info), Refusal> {
         let work = async move |calls: Calls, caller| {
             let Wanted { options, encoding, .. } = options::parse(&options.0, &[], Instant::now())?;
             let (inputs, form) = (Inputs::Tokens(tokens.all()?), Form::OfTokens(encoding));

@@ -1,11 +1,13 @@
 //! Replies: how large they will be, and vectors in the form that each method answers with.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
+use std::mem;
 
 use op_dbus_api::{Error, ErrorName, INLINE_REPLY_BYTES_MAX, Info, cosine};
 use op_dbus_engine::{Piece, Reply};
-use serde_bytes::ByteBuf;
-use zbus::Variant;
+use serde::{Serialize, Serializer};
+use zbus::{Signature, Type, Variant};
 
 use super::encoding::Encoding;
 use crate::service::Served;
@@ -69,6 +71,68 @@ impl Form {
     }
 }
 
+/// A vector as doubles, which are made of what was computed where they are written and nowhere before.
+pub struct Doubles<T>(T);
+
+impl<T> Type for Doubles<T> {
+    const SIGNATURE: &'static Signature = <Vec<f64> as Type>::SIGNATURE;
+}
+
+impl<T: AsRef<[f32]>> Serialize for Doubles<T> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(self.0.as_ref().iter().map(|x| f64::from(*x)))
+    }
+}
+
+/// Vectors as [`Doubles`].
+pub struct AllDoubles {
+    vectors: Vec<f32>,
+    dimensions: usize,
+}
+
+impl Type for AllDoubles {
+    const SIGNATURE: &'static Signature = <Vec<Vec<f64>> as Type>::SIGNATURE;
+}
+
+impl Serialize for AllDoubles {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let rows = self.vectors.chunks_exact(self.dimensions.max(1));
+        serializer.collect_seq(rows.map(Doubles))
+    }
+}
+
+/// Vectors as bytes, row-major.
+pub enum Packed {
+    /// As they were computed, and where they lie since.
+    AsComputed(Vec<f32>),
+    /// Made of them.
+    Encoded(Vec<u8>),
+}
+
+impl Packed {
+    fn new(vectors: Vec<f32>, dimensions: usize, encoding: Encoding) -> Self {
+        let encoded = match encoding.bytes(&vectors, dimensions) {
+            Cow::Borrowed(_) => None,
+            Cow::Owned(bytes) => Some(bytes),
+        };
+        encoded.map_or(Self::AsComputed(vectors), Self::Encoded)
+    }
+}
+
+impl Type for Packed {
+    const SIGNATURE: &'static Signature = <Vec<u8> as Type>::SIGNATURE;
+}
+
+impl Serialize for Packed {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let bytes: &[u8] = match self {
+            Self::AsComputed(vectors) => bytemuck::cast_slice(vectors),
+            Self::Encoded(bytes) => bytes,
+        };
+        serializer.serialize_bytes(bytes)
+    }
+}
+
 /// Vectors and the model that made them.
 pub struct Embedded {
     /// What the engine answered.
@@ -82,16 +146,22 @@ impl Embedded {
         self.reply.vectors.chunks_exact(self.reply.dimensions.max(1))
     }
 
-    /// A vector of doubles for each text.
-    pub fn doubles(&self) -> Vec<Vec<f64>> {
-        self.rows().map(|row| row.iter().map(|x| f64::from(*x)).collect()).collect()
+    /// The vector of the only text.
+    pub fn only(self) -> Doubles<Vec<f32>> {
+        Doubles(self.reply.vectors)
     }
 
-    /// Row-major bytes, rows, dimensions, information.
-    pub fn packed(self, encoding: Encoding) -> (ByteBuf, u32, u32, Info) {
-        let bytes = encoding.bytes(&self.reply.vectors, self.reply.dimensions).into_owned();
-        let (rows, dimensions) = (wire(self.reply.rows), wire(self.reply.dimensions));
-        (ByteBuf::from(bytes), rows, dimensions, self.info())
+    /// A vector for each text.
+    pub fn doubles(self) -> AllDoubles {
+        let Reply { vectors, dimensions, .. } = self.reply;
+        AllDoubles { vectors, dimensions }
+    }
+
+    /// Bytes, rows, dimensions, information.
+    pub fn packed(mut self, encoding: Encoding) -> (Packed, u32, u32, Info) {
+        let (vectors, dimensions) = (mem::take(&mut self.reply.vectors), self.reply.dimensions);
+        let packed = Packed::new(vectors, dimensions, encoding);
+        (packed, wire(self.reply.rows), wire(dimensions), self.info())
     }
 
     /// Cosine of the first vector with each of the others.
@@ -181,7 +251,44 @@ pub fn wire(count: usize) -> u32 {
 
 #[cfg(test)]
 mod tests {
+    use zbus::wire::serialized::Context;
+    use zbus::wire::{LE, to_bytes};
+
     use super::*;
+    use crate::bus::encoding::NAMES;
+
+    const VECTORS: [f32; 6] = [0.5, -1.0, 0.0, 1e-3, -2e-3, 3e-3];
+
+    /// What a value is on the wire.
+    fn written<T: Serialize + Type>(value: &T) -> (&'static Signature, Vec<u8>) {
+        let bytes = to_bytes(Context::new(LE, 0), value).unwrap();
+        (T::SIGNATURE, bytes.to_vec())
+    }
+
+    #[test]
+    fn vectors_are_written_as_arrays_of_their_elements() {
+        let rows: Vec<Vec<f64>> =
+            VECTORS.chunks(3).map(|row| row.iter().map(|x| f64::from(*x)).collect()).collect();
+        assert_eq!(written(&Doubles(&VECTORS[..3])), written(&rows[0]));
+        let all = |vectors: &[f32]| AllDoubles { vectors: vectors.to_vec(), dimensions: 3 };
+        assert_eq!(written(&all(&VECTORS)), written(&rows));
+        assert_eq!(written(&all(&[])), written(&Vec::<Vec<f64>>::new()));
+        for (name, encoding) in NAMES {
+            let packed = Packed::new(VECTORS.to_vec(), 3, encoding);
+            let bytes = encoding.bytes(&VECTORS, 3).into_owned();
+            assert_eq!(written(&packed), written(&bytes), "{name}");
+            let none = Packed::new(Vec::new(), 3, encoding);
+            assert_eq!(written(&none), written(&Vec::<u8>::new()), "{name}");
+        }
+    }
+
+    #[test]
+    fn vectors_as_they_were_computed_are_not_copied() {
+        let vectors = VECTORS.to_vec();
+        let computed = vectors.as_ptr();
+        let packed = Packed::new(vectors, 3, Encoding::F32);
+        assert!(matches!(&packed, Packed::AsComputed(kept) if kept.as_ptr() == computed));
+    }
 
     #[test]
     fn a_reply_that_is_too_large_is_refused_with_what_fits() {

@@ -15,7 +15,7 @@ use super::calls::Calls;
 use super::facts::Facts;
 use super::reply::{Dictionary, wire};
 use crate::devices::{Device, with_use};
-use crate::service::{Choice, Now, Served, Service, absence_name, blocking, unavailable};
+use crate::service::{Choice, Service, absence_name, blocking, unavailable};
 use crate::settings::{Kind, Loaded, Provider, row};
 
 /// Threads that read the disk for views at once. Where it hangs they stay, and further calls wait without one.
@@ -55,7 +55,7 @@ pub fn levels(service: &Service) -> Vec<Dictionary> {
         let name = level.model().unwrap_or_default();
         let built_in = op_dbus_models::manifest::find(name);
         let served = loaded.iter().find(|served| served.choice == Choice::Level(level));
-        let (provider, reason) = served.map(|served| runs_on(&now, served)).unwrap_or_default();
+        let (provider, reason) = served.map(|served| now.runs_on(served)).unwrap_or_default();
         HashMap::from([
             ("name", level.as_str().into()),
             ("model", name.into()),
@@ -67,12 +67,6 @@ pub fn levels(service: &Service) -> Vec<Dictionary> {
         ])
     };
     Level::ALL.into_iter().map(describe).collect()
-}
-
-/// The provider that computes a model that is loaded, and why it is not what was asked for.
-fn runs_on(now: &Now, served: &Served) -> (String, String) {
-    let (stand_in, reason) = now.stand_in_of(served);
-    (stand_in.map_or_else(|| served.provider.clone(), |it| it.provider), reason)
 }
 
 /// The models in the store; one that can't be understood has nothing but an `error`.

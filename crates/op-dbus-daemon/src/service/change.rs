@@ -225,6 +225,7 @@ impl Service {
     pub(super) fn moved(&self, served: Option<Arc<Served>>, change: impl FnOnce(&mut Now)) {
         let before = self.now();
         let known = |served: &Arc<Served>| before.served().is_some_and(|b| Arc::ptr_eq(b, served));
+        let ran = before.served().map(|served| before.runs_on(served)).unwrap_or_default();
         if let Some(served) = served.as_ref().filter(|served| !known(served)) {
             tell_serves(served);
         }
@@ -232,7 +233,7 @@ impl Service {
             change(next);
             // Before anybody sees the state that it explains.
             if let Some(served) = served.as_ref()
-                && served.fallback_reason != before.fallback_reason()
+                && (&served.provider, &served.fallback_reason) != (&ran.0, &ran.1)
             {
                 self.tell_fallback(served, next.settings());
             }

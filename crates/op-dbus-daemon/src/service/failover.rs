@@ -26,11 +26,12 @@ impl Service {
         served: Arc<Served>,
         request: Request,
     ) -> Result<(Reply, Arc<Served>), Error> {
-        let now = self.now();
-        let again = now.may_have_successor(&served).then(|| request.clone());
-        let is_in_force = now.served().is_some_and(|it| Arc::ptr_eq(it, &served));
-        // It has engines, which end with their last holder.
-        drop(now);
+        let (may_have_successor, is_in_force) = {
+            let now = self.0.now.borrow();
+            let in_force = now.served();
+            (now.may_have_successor(&served), in_force.is_some_and(|it| Arc::ptr_eq(it, &served)))
+        };
+        let again = may_have_successor.then(|| request.clone());
         let error = match served.embed(request).await {
             Ok(reply) => {
                 if !is_in_force {

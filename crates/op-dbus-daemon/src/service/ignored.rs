@@ -1,6 +1,6 @@
 //! Which settings have no effect on what serves. The log names them: what nobody says no to is believed to work.
 
-use super::provider::{Host, precision};
+use super::provider::Host;
 use super::worker;
 use crate::settings::options;
 use crate::settings::{CpuEngine, Devices, Loaded, Offload, Origin, Provider};
@@ -18,7 +18,7 @@ pub fn without_effect(host: &Host, loaded: &Loaded) -> Vec<String> {
     };
     let has_none = format!("{provider} has no such option");
     let mut sentences: Vec<String> = keys.map(|key| sentence(key, &has_none)).collect();
-    if precision(host, &loaded.settings) != loaded.settings.precision {
+    if host.precision(&loaded.settings) != loaded.settings.precision {
         let why = match provider {
             Provider::Remote => "a fleet computes as it does, and has to agree with f32",
             _ => {

@@ -145,7 +145,7 @@ fn start_trusted(
     (means, config): (&Means, &EngineConfig),
     whole: bool,
 ) -> Result<Started, Error> {
-    let precision = provider::precision(&host, &loaded.settings);
+    let precision = host.precision(&loaded.settings);
     let start =
         |precision| start(draft, (host.clone(), precision), loaded, (means, config.clone()), whole);
     let result = start(precision);

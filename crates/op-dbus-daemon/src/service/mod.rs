@@ -15,6 +15,7 @@ mod now;
 mod proofs;
 mod provider;
 mod recovery;
+mod replies;
 mod room;
 mod served;
 mod worker;
@@ -39,6 +40,7 @@ use crate::settings::Loaded;
 use crate::telemetry::Telemetry;
 use engines::Engines;
 use fleet::Fleet;
+use replies::{Replies, Replying};
 
 pub use error::Error;
 pub(crate) use error::shown;
@@ -75,18 +77,9 @@ struct Inner {
     /// A call tries to load what could not be loaded before: that comes into force, or why it can't.
     tried: Notify,
     /// Replies that wait for room on their way.
-    replying: watch::Sender<usize>,
+    replies: Replies,
     /// Nothing that calls wait for comes any more.
     ended: CancellationToken,
-}
-
-/// A reply that waits for room on its way; until it is dropped.
-pub(crate) struct Replying<'a>(&'a Service);
-
-impl Drop for Replying<'_> {
-    fn drop(&mut self) {
-        self.0.0.replying.send_modify(|replies| *replies -= 1);
-    }
 }
 
 /// What engines are made with.
@@ -112,7 +105,7 @@ impl Service {
         };
         let now = Now { phase, since: SystemTime::now(), loaded, fleet };
         let now = watch::Sender::new(Arc::new(now));
-        let (change, trimming, given, fallbacks, tried, replying, ended) = Default::default();
+        let (change, trimming, given, fallbacks, tried, replies, ended) = Default::default();
         Self(Arc::new(Box::new(Inner {
             now,
             change,
@@ -124,7 +117,7 @@ impl Service {
             fallbacks,
             held: Semaphore::new(failover::HELD_KIB_MAX),
             tried,
-            replying,
+            replies,
             ended,
         })))
     }
@@ -222,8 +215,7 @@ impl Service {
         let engines = self.engines();
         join_all(engines.iter().map(|served| served.engine.drain(deadline))).await;
         // What is computed by now may wait until its caller has read what was sent before.
-        let mut replying = self.0.replying.subscribe();
-        let _ = timeout_at(deadline.into(), replying.wait_for(|replies| *replies == 0)).await;
+        let _ = timeout_at(deadline.into(), self.0.replies.none()).await;
         // Before the disk is waited for, with which no caller has to do.
         self.0.ended.cancel();
         before.fleet.close().await;
@@ -231,8 +223,7 @@ impl Service {
 
     /// Has a [`Service::drain`] wait for a reply, as for what is computed.
     pub(crate) fn replying(&self) -> Replying<'_> {
-        self.0.replying.send_modify(|replies| *replies += 1);
-        Replying(self)
+        self.0.replies.one()
     }
 
     /// Returns once [`Service::drain`] has had the engines end. What has no answer then, as it waits for a model or for a

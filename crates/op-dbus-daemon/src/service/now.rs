@@ -107,6 +107,12 @@ impl Now {
         }
     }
 
+    /// The provider that computes a model that is loaded, and why it is not what was asked for.
+    pub fn runs_on(&self, served: &Served) -> (String, String) {
+        let (stand_in, reason) = self.stand_in_of(served);
+        (stand_in.map_or_else(|| served.provider.clone(), |it| it.provider), reason)
+    }
+
     /// Why `provider` does not compute, if it was tried: what it was refused for last, or lost before another one
     /// took over.
     pub fn refused(&self, provider: Provider) -> Option<String> {
@@ -118,9 +124,8 @@ impl Now {
 
     /// Whether the settings name a provider to come after that of `served`.
     pub(super) fn may_have_successor(&self, served: &Served) -> bool {
-        let candidates = provider::candidates(self.settings());
-        !served.is_last.load(Ordering::Relaxed)
-            && candidates.last().is_some_and(|last| !served.is_on(*last))
+        let last = provider::last(self.settings());
+        !served.is_last.load(Ordering::Relaxed) && last.is_some_and(|last| !served.is_on(last))
     }
 
     /// Whether what serves has failed, and another provider is about to take over: calls wait for that.

@@ -35,18 +35,26 @@ pub struct Host {
 
 /// The providers in the order in which they are tried.
 pub fn candidates(settings: &Settings) -> Vec<Provider> {
-    let asked = settings.execution_provider;
-    if asked == Provider::Auto {
-        // It ends with what always works.
-        return manifest::auto().filter_map(|name| name.parse().ok()).collect();
-    }
-    let others = settings.fallback.iter().copied().filter(|other| *other != asked);
-    std::iter::once(asked).chain(others).collect()
+    tried(settings).collect()
+}
+
+/// The provider after which nothing is to be tried. Each call asks for it.
+pub(super) fn last(settings: &Settings) -> Option<Provider> {
+    tried(settings).last()
 }
 
 /// Whether nothing is to be tried once `provider` does not compute any more.
 pub(super) fn is_last(provider: Provider, settings: &Settings) -> bool {
-    candidates(settings).last().is_none_or(|last| *last == provider)
+    last(settings).is_none_or(|last| last == provider)
+}
+
+fn tried(settings: &Settings) -> impl Iterator<Item = Provider> {
+    let asked = settings.execution_provider;
+    let is_auto = asked == Provider::Auto;
+    // It ends with what always works.
+    let auto = manifest::auto().filter(move |_| is_auto).filter_map(|name| name.parse().ok());
+    let others = settings.fallback.iter().copied().filter(move |other| *other != asked);
+    auto.chain(std::iter::once(asked).chain(others).filter(move |_| !is_auto))
 }
 
 /// What has to be there before a worker can try `provider` for a model; `own_graph` is the model's
@@ -152,6 +160,21 @@ impl Host {
         match own_graph {
             Some(_) => Self::cpu(CpuEngine::Ort, self.runtime.clone()),
             None => Self::cpu(CpuEngine::Native, PathBuf::new()),
+        }
+    }
+
+    /// The precision that its workers are asked for.
+    pub fn precision(&self, settings: &Settings) -> Precision {
+        // Whoever wants halves of a device has nothing against more on the CPU that it falls back to.
+        match (settings.precision, self.provider, self.cpu_engine) {
+            (Precision::F16, Provider::Cpu, CpuEngine::Native) => Precision::Auto,
+            // Nor against what agrees with 32 bits on others' machines.
+            (Precision::F16 | Precision::Bf16 | Precision::Int8, Provider::Remote, _)
+                if settings.execution_provider != Provider::Remote =>
+            {
+                Precision::Auto
+            }
+            (asked_for, ..) => asked_for,
         }
     }
 }
@@ -277,21 +300,6 @@ fn refuse_foreign_libraries(host: &Host, name: &str, settings: &Settings) -> Res
         }
     }
     Ok(())
-}
-
-/// The precision that workers on `host` are asked for.
-pub(super) fn precision(host: &Host, settings: &Settings) -> Precision {
-    // Whoever wants halves of a device has nothing against more on the CPU that it falls back to.
-    match (settings.precision, host.provider, host.cpu_engine) {
-        (Precision::F16, Provider::Cpu, CpuEngine::Native) => Precision::Auto,
-        // Nor against what agrees with 32 bits on others' machines.
-        (Precision::F16 | Precision::Bf16 | Precision::Int8, Provider::Remote, _)
-            if settings.execution_provider != Provider::Remote =>
-        {
-            Precision::Auto
-        }
-        (asked_for, ..) => asked_for,
-    }
 }
 
 /// Whether workers on `host` compute in 16 bits where `precision` is what they are asked for, unless the model's

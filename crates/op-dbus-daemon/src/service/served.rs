@@ -205,7 +205,7 @@ impl Served {
 
     /// Whether `provider` computes.
     pub(super) fn is_on(&self, provider: Provider) -> bool {
-        self.provider == provider.to_string()
+        Provider::ALL.contains(&(provider, self.provider.as_str()))
     }
 
     /// Embeds texts, or token ids.

@@ -36,14 +36,14 @@ impl Engine {
         // What was kept as a whole comes before all that is queued.
         let queues = !lookup.is_some_and(Lookup::is_whole);
         let claim = Claim { time: deadline.filter(|_| queues).and_then(time), ..claim };
-        let admit =
-            || self.0.admission.admit(claim, scheduler.roster(|roster| roster.tokens_per_s()));
-        match admit() {
-            // Calls that are over count until a worker takes out what is left of them, and none may have come by.
-            Err(Error::QuotaExceeded { .. } | Error::Overloaded { .. } | Error::Late { .. })
-                if scheduler.purge() =>
-            {
-                admit()
+        let admission = &self.0.admission;
+        match admission.admit(claim, f64::INFINITY) {
+            Err(Error::QuotaExceeded { .. } | Error::Overloaded { .. } | Error::Late { .. }) => {
+                // Calls that are over count until a worker takes out what is left of them, and none may have come by.
+                scheduler.purge();
+                // Of use to a refusal alone, and each call that asks for it keeps the workers from their queue.
+                let tokens_per_s = scheduler.roster(|roster| roster.tokens_per_s());
+                admission.admit(claim, tokens_per_s)
             }
             result => result,
         }

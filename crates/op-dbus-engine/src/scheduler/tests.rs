@@ -141,6 +141,27 @@ fn the_engines_own_call_leaves_nothing_where_no_worker_comes_by() {
     assert_eq!((scheduler.waiting(), admission.in_flight()), ((0, 0), (0, 0)));
 }
 
+/// Under load no worker waits, and the system would be asked to wake nobody for each call.
+#[test]
+fn a_bell_is_rung_for_who_waits_and_for_nobody_else() {
+    let scheduler = Arc::new(scheduler());
+    let is_awaited = || scheduler.work.is_awaited(&scheduler.lock());
+    let _first = queued(&scheduler, Priority::Interactive, 1);
+    assert_eq!(scheduler.next_batch(0, &mut Plan::default(), false), Next::Batch);
+    assert!(!is_awaited());
+    let (tells, told) = mpsc::channel();
+    let waits = Arc::clone(&scheduler);
+    std::thread::spawn(move || {
+        tells.send(waits.next_batch(0, &mut Plan::default(), true)).unwrap();
+    });
+    while !is_awaited() {
+        std::thread::yield_now();
+    }
+    let _second = queued(&scheduler, Priority::Interactive, 1);
+    assert_eq!(told.recv_timeout(Duration::from_secs(60)), Ok(Next::Batch));
+    assert!(!is_awaited());
+}
+
 #[derive(Default)]
 struct Woken(AtomicUsize);
 

@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
+use ahash::RandomState;
 use aho_corasick::AhoCorasick;
 use tokenizers::normalizers::NormalizerWrapper;
 use tokenizers::pre_tokenizers::PreTokenizerWrapper;
@@ -32,7 +33,8 @@ pub(super) struct Words {
 
 #[derive(Debug, Default)]
 struct Pieces {
-    ids: HashMap<Box<[u8]>, u32>,
+    /// Each length that a piece may have is looked up, for each word. Who made the file can't know what collides here.
+    ids: HashMap<Box<[u8]>, u32, RandomState>,
     longest: usize,
 }
 

@@ -47,6 +47,21 @@ async fn a_full_queue_and_a_full_quota_refuse_at_once() {
 }
 
 #[tokio::test]
+async fn who_is_refused_is_told_to_come_back_when_there_is_room() {
+    let gate = Gate::new(Limits { quota_tokens: 480, ..Limits::default() });
+    let first = gate.begin(call(1, &[TEN; 40]));
+    tokio::task::yield_now().await;
+    let error = gate.engine.embed(call(1, &[TEN; 40])).await.unwrap_err();
+    // Of 5000 tokens a second, until a batch was seen.
+    assert!(
+        matches!(error, Error::QuotaExceeded { in_flight: 480, retry_after_ms: 96, .. }),
+        "{error:?}"
+    );
+    gate.go();
+    first.await.unwrap().unwrap();
+}
+
+#[tokio::test]
 async fn what_is_refused_is_counted_whatever_was_asked_for() {
     let limits = Limits { text_bytes_max: 8, ..Limits::default() };
     let engine = start(Box::new(|_| sim(Faults::default())), limits, 1);

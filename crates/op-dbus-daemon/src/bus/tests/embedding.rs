@@ -126,6 +126,24 @@ async fn a_panic_is_answered() {
     assert!(error.message().contains("Embed"), "{error}");
 }
 
+/// zbus has room for a call twice, and copies it.
+#[tokio::test]
+async fn a_call_is_small_however_large_its_work() {
+    let pair = ready(&[]).await;
+    let calls = Calls::new(pair.service.clone(), Arc::default());
+    let message = Message::method_call(ROOT_PATH, "Embed").build(&()).unwrap();
+    let large = async |_: Calls, _| -> Result<(), _> {
+        let bytes = [0_u8; 1 << 16];
+        tokio::task::yield_now().await;
+        std::hint::black_box(&bytes);
+        Ok(())
+    };
+    let header = message.header();
+    let call = calls.run(&pair.client, &header, large);
+    assert!(size_of_val(&call) < 1 << 13, "{} bytes", size_of_val(&call));
+    call.await.unwrap();
+}
+
 /// The bus does not tell whose it is.
 #[tokio::test]
 async fn a_call_of_nobody_is_counted_as_refused() {

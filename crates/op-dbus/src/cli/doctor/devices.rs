@@ -1,22 +1,36 @@
-//! Which devices a provider gets.
+//! Which devices a provider gets, and the precision that it is asked for.
 
 use op_dbus_daemon::service::{candidates, host};
-use op_dbus_daemon::settings::{Devices, Loaded, Provider};
+use op_dbus_daemon::settings::{Devices, Loaded, Precision, Provider};
 
 /// The devices that the service gives `provider`: `gpu_device` names those of what is asked for, and a fallback on
-/// others has its first. One that the settings do not name is taken as if they asked for it.
+/// others has its first.
 pub fn given(loaded: &Loaded, provider: Provider) -> Devices {
+    let loaded = naming(loaded, provider);
+    match host(provider, &loaded, None) {
+        Ok(host) if host.devices.is_empty() => Devices::All,
+        Ok(host) => Devices::List(host.devices),
+        Err(_) => loaded.settings.gpu_device,
+    }
+}
+
+/// The precision that the service asks `provider` for: `precision` is that of what is asked for, and a fallback may be
+/// left to do as it does.
+pub fn precision(loaded: &Loaded, provider: Provider) -> Precision {
+    let loaded = naming(loaded, provider);
+    let asked_for = loaded.settings.precision;
+    host(provider, &loaded, None).map_or(asked_for, |host| host.precision(&loaded.settings))
+}
+
+/// Settings that name `provider`: where these do not they are taken as if they asked for it.
+fn naming(loaded: &Loaded, provider: Provider) -> Loaded {
     let mut loaded = loaded.clone();
     if !candidates(&loaded.settings).contains(&provider) {
         loaded.settings.execution_provider = provider;
     }
     // It counts whether or not the libraries are there by now.
     loaded.settings.runtime.get_or_insert_default();
-    match host(provider, &loaded, None) {
-        Ok(host) if host.devices.is_empty() => Devices::All,
-        Ok(host) => Devices::List(host.devices),
-        Err(_) => loaded.settings.gpu_device,
-    }
+    loaded
 }
 
 #[cfg(test)]
