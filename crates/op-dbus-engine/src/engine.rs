@@ -249,7 +249,9 @@ impl Engine {
     }
 
     fn empty_reply(&self, dimensions: usize) -> Reply {
-        let worker = self.descriptions().into_iter().next().map(|worker| worker.description);
+        let stand_in = self.stand_in().map(|(stand_in, _)| stand_in);
+        let first = || self.descriptions().into_iter().next().map(|worker| worker.description);
+        let worker = stand_in.or_else(first);
         let (provider, device, precision) =
             worker.map(|w| (w.provider, w.device, w.precision)).unwrap_or_default();
         Reply { dimensions, provider, device, precision, ..Reply::default() }

@@ -44,7 +44,7 @@ fn proved(place: Place, shared: &Shared) -> Result<Box<dyn Backend>, BackendErro
     let (scheduler, device) = (&shared.scheduler, backend.description().device.clone());
     let is_choice = shared.pools.len() > 1 || pool.devices.len() > 1;
     if is_choice && !scheduler.roster(|roster| roster.knows(place.pool, &device)) {
-        let costs = measure(backend.as_mut(), place, shared)?;
+        let costs = costs(backend.as_mut(), place, shared)?;
         scheduler.roster(|roster| roster.measured(place.pool, &device, &costs));
     }
     Ok(backend)
@@ -155,6 +155,28 @@ pub(crate) fn measure(
         rows *= 4;
     }
     Ok(costs)
+}
+
+/// As [`measure`]. What a backend fails, and then goes on, tells of no costs: of callers the texts are tried alone.
+/// Nor does what it has computed elsewhere meanwhile.
+///
+/// # Errors
+/// It can't be trusted any more.
+pub(crate) fn costs(
+    backend: &mut dyn Backend,
+    place: Place,
+    shared: &Shared,
+) -> Result<Vec<BatchCost>, BackendError> {
+    let device = backend.description().device.clone();
+    let costs = match measure(backend, place, shared) {
+        Err(BackendError::Failed(_)) => {
+            probe(backend, &shared.model, &shared.probe)?;
+            Vec::new()
+        }
+        result => result?,
+    };
+    let has_moved = backend.description().device != device;
+    Ok(if has_moved { Vec::new() } else { costs })
 }
 
 /// As [`load`], in place of a worker that may be doubted: then the backend has to compute batches as large as

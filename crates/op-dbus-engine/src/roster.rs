@@ -207,7 +207,13 @@ impl Roster {
     }
 
     /// A worker has computed a batch, which took `us`.
-    pub fn ran(&mut self, worker: usize, batch: &Batch<'_>, us: u64, memory: MemoryUse) {
+    pub fn ran(
+        &mut self,
+        worker: usize,
+        batch: &Batch<'_>,
+        (us, stayed): (u64, bool),
+        memory: MemoryUse,
+    ) {
         let Some(own) = self.workers.get_mut(worker) else { return };
         own.has_moved(memory, batch.tokens());
         let Worker { status, running, largest, losses, forgets_at, .. } = own;
@@ -222,7 +228,7 @@ impl Roster {
         status.tokens += batch.tokens() as u64;
         status.busy_us += us;
         // Which computes with one thread, beside the others.
-        if !status.reserved {
+        if stayed && !status.reserved {
             self.learn(worker, batch.tokens(), us);
         }
     }

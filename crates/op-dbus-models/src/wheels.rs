@@ -7,14 +7,15 @@ use std::path::{Path, PathBuf};
 use crate::manifest::{Package, Wheel};
 use crate::place::{Place, uncopied};
 use crate::progress::Progress;
+use crate::staging::Stage;
 use crate::{Error, digest, pip, staging};
 
 /// Where wheels come from.
 pub(crate) enum Wheels<'a> {
     /// A folder with wheels, or one wheel.
     Local(&'a Path),
-    /// pip, into new folders below this one.
-    Pip(&'a Path),
+    /// pip, into new folders below the one that this has for it.
+    Pip(&'a Stage),
 }
 
 impl Wheels<'_> {
@@ -36,9 +37,11 @@ impl Wheels<'_> {
         match self {
             Self::Local(path) => find(path, wheel, platform),
             Self::Pip(stage) => {
-                let dir = tempfile::tempdir_in(stage)
-                    .map_err(|error| Error::io("write", stage, error))?;
-                pip::download(wheel, platform, &dir.keep(), progress)
+                let around = stage.for_children()?;
+                let fetched = tempfile::tempdir_in(around)
+                    .map_err(|error| Error::io("write", around, error))
+                    .and_then(|dir| pip::download(wheel, platform, &dir.keep(), progress));
+                fetched.map_err(|error| stage.of_children(error))
             }
         }
     }

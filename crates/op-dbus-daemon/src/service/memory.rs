@@ -246,6 +246,8 @@ impl Service {
                         let next = changes.borrow().served().cloned();
                         if !next.is_some_and(|next| Arc::ptr_eq(&next, &served)) {
                             (known, stands_in) = (Presence::Loaded, false);
+                            // What its callers were told of while it was beside another may be over.
+                            self.tell_stand_in();
                         }
                         continue;
                     }

@@ -14,6 +14,8 @@ pub(crate) const TOKENS_PER_S_ASSUMED: f64 = 5_000.0;
 pub(super) struct Known {
     device: String,
     cost: Cost,
+    /// Whether that was measured there, now or earlier; else it was taken for what another one costs, and learned.
+    is_measured: bool,
     /// Since when batches are left to others there because of what they are known to cost.
     left_us: Option<u64>,
 }
@@ -21,11 +23,13 @@ pub(super) struct Known {
 impl Known {
     /// What was known earlier.
     pub fn all(costs: &BTreeMap<String, Vec<BatchCost>>) -> Vec<Self> {
-        costs.iter().map(|(device, costs)| Self::of(device, Cost::of_known(costs))).collect()
+        let measured =
+            |(device, costs): (&String, &Vec<_>)| Self::of(device, Cost::of_known(costs));
+        costs.iter().map(measured).collect()
     }
 
     fn of(device: &str, cost: Cost) -> Self {
-        Self { device: device.to_owned(), cost, left_us: None }
+        Self { device: device.to_owned(), cost, is_measured: true, left_us: None }
     }
 }
 
@@ -44,7 +48,7 @@ impl Pool {
         let place = self.known.iter().position(|known| known.device == device);
         let place = place.unwrap_or_else(|| {
             let like = self.cost(device).cloned().unwrap_or_default();
-            self.known.push(Known::of(device, like));
+            self.known.push(Known { is_measured: false, ..Known::of(device, like) });
             self.known.len() - 1
         });
         &mut self.known[place]
@@ -84,7 +88,8 @@ impl Roster {
     /// Whether batches have been left to others for `us` where a worker computes: what is not computed there
     /// tells nothing of it, and what it once took may have been a bad moment.
     pub fn has_left_for(&self, worker: usize, us: u64, now_us: u64) -> bool {
-        let worker = self.workers.get(worker);
+        // A measurement would take the memory from whoever has it.
+        let worker = self.workers.get(worker).filter(|own| !own.status.is_short_of_memory);
         let known = worker.and_then(|worker| self.pools.get(worker.pool)?.known(worker.device()));
         let left_us = known.and_then(|known| known.left_us);
         left_us.is_some_and(|left| now_us.saturating_sub(left) >= us)
@@ -93,7 +98,7 @@ impl Roster {
     /// Whether it is known what the batches of a pool cost on `device` itself.
     pub fn knows(&self, pool: usize, device: &str) -> bool {
         let known = self.pools.get(pool).and_then(|pool| pool.known(device));
-        known.is_some_and(|known| known.cost.of(1).is_some())
+        known.is_some_and(|known| known.is_measured && known.cost.of(1).is_some())
     }
 
     /// What the batches of a pool cost on `device`, in place of what was known of such, and of those that were left
@@ -103,6 +108,7 @@ impl Roster {
         match pool.known.iter_mut().find(|known| known.device == device) {
             Some(known) => {
                 known.cost.measured(costs);
+                known.is_measured = true;
                 known.left_us = None;
             }
             None => pool.known.push(Known::of(device, Cost::of_known(costs))),
@@ -127,7 +133,10 @@ impl Roster {
     /// What batches are known to cost in each pool, by device.
     pub fn known_costs(&self) -> Vec<BTreeMap<String, Vec<BatchCost>>> {
         let by_device = |known: &Known| (known.device.clone(), known.cost.known());
-        self.pools.iter().map(|pool| pool.known.iter().map(by_device).collect()).collect()
+        let measured = |pool: &Pool| {
+            pool.known.iter().filter(|known| known.is_measured).map(by_device).collect()
+        };
+        self.pools.iter().map(measured).collect()
     }
 
     /// Tokens that all workers together compute in a second, as far as it was measured, without those that are

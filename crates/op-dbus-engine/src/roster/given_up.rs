@@ -110,13 +110,22 @@ impl Roster {
         first.peek().is_some() && first.all(|worker| !self.can_be_had(worker))
     }
 
+    /// Whether a worker is given up and gone, until it has proved itself again: one that is there computes also where
+    /// it is given up; one that was unloaded is tried anew, and may be as gone as before.
+    fn is_lost(&self, worker: &Worker) -> bool {
+        !worker.is_there() && (worker.was_given_up || !self.can_be_had(worker))
+    }
+
+    /// Whether all workers were given up, some of which were unloaded since, and the others are still being tried.
+    pub fn is_still_lost(&self) -> bool {
+        let is_given_up = |worker: &Worker| !self.can_be_had(worker);
+        self.ordinary().all(|worker| self.is_lost(worker)) && self.ordinary().any(is_given_up)
+    }
+
     /// Who computes in place of the workers that were asked for, once these are given up and gone, until one has proved
     /// itself again; and why.
     pub fn stand_in(&self) -> Option<(Description, String)> {
-        // One that is there computes also where it is given up; one that was unloaded is tried anew, and may be as gone
-        // as before.
-        let is_lost = |own: &Worker| !own.is_there() && (own.was_given_up || !self.can_be_had(own));
-        if !self.asked_for().all(is_lost) {
+        if !self.asked_for().all(|own| self.is_lost(own)) {
             return None;
         }
         let own = &self.asked_for().next()?.status;

@@ -139,13 +139,16 @@ mod tests {
         assert_eq!(roster.leaves(1, FULL, 0), None);
         let batch = Batch { ids: &[1; FULL], lengths: &[FULL as i32] };
         for _ in 0..20 {
-            roster.ran(1, &batch, TIMES * QUICK_US, MemoryUse::default());
+            roster.ran(1, &batch, (TIMES * QUICK_US, true), MemoryUse::default());
         }
         assert!(us(&roster) > (TIMES - 1) * QUICK_US, "{} us", us(&roster));
         assert!(roster.leaves(1, FULL, 0).is_some());
         assert_eq!(roster.costs(FULL)[0].1, Duration::from_micros(QUICK_US), "as before");
-        let known = roster.known_costs();
-        assert_eq!(known[0].keys().collect::<Vec<_>>(), ["gpu:0", "gpu:1"]);
+        let (known, costs) = (roster.known_costs(), roster.costs(FULL));
+        assert_eq!(known[0].keys().collect::<Vec<_>>(), ["gpu:0"], "the other was not measured");
+        assert!(!roster.knows(0, "gpu:1"));
+        roster.ran(1, &batch, (1, false), MemoryUse::default());
+        assert_eq!(roster.costs(FULL), costs, "it has moved there from another one meanwhile");
     }
 
     #[test]

@@ -165,7 +165,7 @@ mod tests {
         let description = SimBackend::new(4).description().clone();
         let loaded = || Loaded { description: description.clone(), memory: moved(1_000_000) };
         let ran = |roster: &mut Roster, bytes| {
-            roster.ran(0, &Batch { ids: &[1; 100], lengths: &[100] }, 1, moved(bytes));
+            roster.ran(0, &Batch { ids: &[1; 100], lengths: &[100] }, (1, true), moved(bytes));
             assert_eq!(roster.workers[0].takes(TOKENS), Some(51_200));
         };
         roster.loaded(0, loaded());

@@ -49,10 +49,10 @@ fn who_has_measured_nothing_or_is_given_up_bounds_no_batch() {
 #[test]
 fn what_a_worker_in_reserve_takes_is_no_cost_of_the_others() {
     let (mut roster, batch) = (roster(), Batch { ids: &[1; 100], lengths: &[100] });
-    roster.ran(0, &batch, 1_000, MemoryUse::default());
-    let known = roster.known_costs();
-    roster.ran(2, &batch, 9_000, MemoryUse::default());
-    assert_eq!(roster.known_costs(), known);
+    roster.ran(0, &batch, (1_000, true), MemoryUse::default());
+    let costs = roster.costs(100);
+    roster.ran(2, &batch, (9_000, true), MemoryUse::default());
+    assert_eq!((roster.costs(100), costs.is_empty()), (costs, false));
 }
 
 #[test]

@@ -290,17 +290,24 @@ impl State {
             Some((why, _)) if self.roster.all_are_away() => Presence::Unloaded(why),
             // They are still at it, and those that could not be had are not there by that.
             Some((_, before)) => before,
-            None if self.asleep && self.roster.devices().count() > 0 => {
-                // Others, as the CPU beside a device, answer meanwhile.
-                if self.devices_are_free() && !self.roster.any_is_there() {
-                    Presence::Unloaded(Absence::Sleep)
-                } else {
-                    Presence::Loaded
-                }
-            }
             None if self.roster.refusal().is_some() => Presence::Lost,
+            None if self.asleep && self.roster.devices().count() > 0 => self.presence_asleep(),
             None if self.roster.is_only_coming() => Presence::Loading,
             None => Presence::Loaded,
+        }
+    }
+
+    /// The same while the machine sleeps or is about to.
+    fn presence_asleep(&self) -> Presence {
+        let all_load = || self.roster.devices().all(|state| state == WorkerState::Loading);
+        match () {
+            // Others, as the CPU beside a device, answer meanwhile.
+            () if self.roster.any_is_there() => Presence::Loaded,
+            () if self.devices_are_free() => Presence::Unloaded(Absence::Sleep),
+            // Those that are still at it were not there before, and are not by that the others let go.
+            () if self.roster.is_still_lost() => Presence::Lost,
+            () if self.roster.is_only_coming() && all_load() => Presence::Loading,
+            () => Presence::Loaded,
         }
     }
 }

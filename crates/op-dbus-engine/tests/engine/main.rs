@@ -14,6 +14,7 @@ mod presence;
 mod refusals;
 mod reserve;
 mod sinks;
+mod sleep;
 mod starts;
 mod support;
 mod unread;

@@ -78,7 +78,7 @@ fn unlike() -> Pool {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn of_two_devices_of_a_pool_the_fast_one_gets_what_it_has_done_first() {
-    let engine = mixed(vec![unlike()]);
+    let engine = mixed(vec![known(1_000, &["fast:0"], unlike())]);
     for _ in 0..20 {
         let reply = engine.embed(call(1, &["a", "b"])).await.unwrap();
         assert_eq!(reply.device, "fast:0");
@@ -212,6 +212,9 @@ async fn calls_outlive_the_pool_that_was_asked_for() {
     let (stand_in, why) = engine.stand_in().unwrap();
     assert_eq!(stand_in.provider, "cpu");
     assert!(why.starts_with("device could not") && why.contains("the device is gone"), "{why}");
+    // Where there is nothing to compute, who would is told.
+    let nothing = engine.embed(call(1, &[])).await.unwrap();
+    assert_eq!((&*nothing.provider, &*nothing.device), ("cpu", "cpu:0"));
     broken.store(false, Ordering::Relaxed);
     engine.stand_in_other_than(true).await;
     assert_eq!(engine.stand_in(), None);

@@ -23,15 +23,14 @@ pub(super) fn fetch(
     let mut reasons = Vec::new();
     for source in sources {
         let wheels = match source {
-            Source::Folder(path) => Ok(Wheels::Local(path)),
-            Source::Pip => stage.for_children().map(Wheels::Pip),
+            Source::Folder(path) => Wheels::Local(path),
+            Source::Pip => Wheels::Pip(stage),
             Source::Hub => {
                 reasons.push("hub: it has no ONNX Runtime".to_owned());
                 continue;
             }
         };
-        let taken = wheels.and_then(|wheels| {
-            let mut place = open(library, build, &wheels, progress)?;
+        let taken = open(library, build, &wheels, progress).and_then(|mut place| {
             for record in &build.files {
                 let step = progress.step(format!("{name}: {}", record.path), Some(record.bytes));
                 let (to, from) = (files.join(&record.path), wheels.source_name());

@@ -1,6 +1,7 @@
 //! The folder that a writer works in: nobody else gets in, and nobody leads it elsewhere.
 
 use std::cell::OnceCell;
+use std::fmt::Display;
 use std::fs::{File, Permissions};
 use std::io;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -69,15 +70,18 @@ impl Stage {
                 .find(|dir| dir.is_dir())
                 .unwrap_or_default(),
         };
-        // It is no folder of the store's: a source without such programs does without it.
-        let made = private_in(&base).map_err(|error| Error::Source {
-            source_name: "pip",
-            reason: format!(
-                "it can't work in {} ({error}); set TMPDIR to another folder",
-                base.display()
-            ),
-        })?;
+        let made = private_in(&base).map_err(|error| unusable(&base, &error))?;
         Ok(self.children.get_or_init(|| made).path())
+    }
+
+    /// What such a program, or who made a folder for it there, has failed with.
+    pub(crate) fn of_children(&self, error: Error) -> Error {
+        match (self.children.get().and_then(|dir| dir.path().parent()), error) {
+            (Some(base), Error::NoSpace { found, .. }) => unusable(base, &found),
+            (Some(base), error) if error.is_of_the_store() => unusable(base, &error),
+            // They work in the store, or it is none of their folder.
+            (_, error) => error,
+        }
     }
 
     /// Has an error tell of the folder by its name.
@@ -88,6 +92,16 @@ impl Stage {
     /// Leaves it to the next writer to remove.
     pub(super) fn keep(self) {
         drop(self.made.keep());
+    }
+}
+
+/// That others' programs can't work in `dir`, which is no folder of the store's: a source without such programs does
+/// without it.
+fn unusable(dir: &Path, why: &dyn Display) -> Error {
+    let dir = dir.display();
+    Error::Source {
+        source_name: "pip",
+        reason: format!("it can't work in {dir} ({why}); set TMPDIR to another folder"),
     }
 }
 
@@ -128,6 +142,16 @@ mod tests {
             std::os::unix::fs::chown(dir.path(), Some(4_000_000), None).unwrap();
             assert!(check(&open).is_err());
         }
+    }
+
+    #[test]
+    fn where_other_programs_have_no_room_is_the_stores_matter_if_they_work_there() {
+        let dir = tempfile::tempdir().unwrap();
+        let stage = Stage::make(open_dir(dir.path()).unwrap(), dir.path()).unwrap();
+        let folder = stage.for_children().unwrap().to_owned();
+        let full = Error::NoSpace { dir: folder, found: "full".to_owned() };
+        let told = stage.of_children(full);
+        assert_eq!(told.is_of_the_store(), !geteuid().is_root(), "{told}");
     }
 
     #[test]

@@ -149,13 +149,15 @@ impl Caller {
             _ => self.limit().unwrap_or(ROOM),
         };
         let (mut turn, mut waited) = (None, false);
-        loop {
+        let answer = 'answered: loop {
             if turn.is_none() && self.is_full.load(Ordering::Relaxed) {
                 turn = Some(self.turn.lock().await);
             }
             let call = self.embedder.embed_packed(&texts, self.options.to_dict());
             let answer = self.answer(call).await?;
             let pause = answer.as_ref().err().and_then(pause_of).unwrap_or_default();
+            let leaves =
+                answer.as_ref().err().is_some_and(|error| is(error, ErrorName::ShuttingDown));
             // What comes after its deadline is of no use, and nothing is lost without it.
             let is_late = deadline.is_some_and(|deadline| deadline < FIRST_ROOM) && pause > room;
             let pause = pause.min(room);
@@ -164,9 +166,7 @@ impl Caller {
                     // There is room for more again.
                     self.is_full.store(false, Ordering::Relaxed);
                 }
-                return Ok(answer.map(|(bytes, rows, dimensions, info)| {
-                    (bytes.into_vec().into(), (rows, dimensions), info)
-                }));
+                break answer;
             }
             self.is_full.store(true, Ordering::Relaxed);
             if turn.is_none() {
@@ -176,7 +176,19 @@ impl Caller {
             waited = true;
             room -= pause;
             tokio::time::sleep(pause).await;
-        }
+            // Who restarts it starts it again; who has stopped it does not want that of us.
+            while leaves && !self.service.is_running().await? {
+                if room.is_zero() {
+                    break 'answered answer;
+                }
+                let pause = PAUSE.min(room);
+                room -= pause;
+                tokio::time::sleep(pause).await;
+            }
+        };
+        Ok(answer.map(|(bytes, rows, dimensions, info)| {
+            (bytes.into_vec().into(), (rows, dimensions), info)
+        }))
     }
 
     /// How long the answer to one try is waited for: a service may not keep a deadline.

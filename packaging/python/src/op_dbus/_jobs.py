@@ -110,12 +110,21 @@ class AsyncJob:
         try:
             body, descriptors = await self._call("Fetch", "", [], "huua{sv}")
         except errors.OpDbusError as reason:
-            if not has_failed:
+            # A bus that takes no replies refuses before the job is asked, which knows its reason still.
+            if not has_failed or (isinstance(reason, errors.Overloaded) and await self._stays()):
                 raise
             # It is kept as the result is, and not with it the frames of who asked first.
             return type(reason)(str(reason))
         *shape, info = body
         return embeddings.from_descriptors(descriptors, [*shape, plain(info)], self._encoding)
+
+    async def _stays(self) -> bool:
+        """Whether the service has the job still."""
+        try:
+            await self._call("GetAll", "s", [JOB], "a{sv}", PROPERTIES)
+        except errors.OpDbusError:
+            return False
+        return True
 
     def _fetched(self, fetching: asyncio.Task[Embeddings | errors.OpDbusError]) -> None:
         # Nobody may ask again, so that its error counts as heard.
