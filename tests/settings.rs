@@ -304,5 +304,10 @@ async fn a_default_prompt_that_is_not_there_is_told() -> Outcome {
     let right = check("medium", "prompts = { query = \"query: \" }\n").await?;
     assert!(right.code == Some(0) && right.stderr.is_empty(), "{}", right.stderr);
     assert!(right.stdout.contains("in order"), "{}", right.stdout);
+    // As long as all that the model reads: nothing of a text is.
+    let long = format!("prompts = {{ query = \"{}\" }}\n", "word ".repeat(300));
+    let full = check("medium", &long).await?;
+    assert_eq!(full.code, Some(6), "{}", full.stderr);
+    assert!(full.stderr.contains("which fills all 256 tokens"), "{}", full.stderr);
     Ok(())
 }

@@ -1,6 +1,6 @@
 //! The API key: read from a credential, compared in constant time.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{ErrorKind, Read};
 use std::path::Path;
 
@@ -21,9 +21,13 @@ impl Key {
     /// Reads the credential; without one there is no key.
     ///
     /// # Errors
-    /// A credential that can't be read or is no key.
+    /// A credential that can't be read, is no key, or has nearly its name, and a folder that is none.
     pub fn read(credentials: Option<&Path>) -> Result<Option<Self>, Fatal> {
-        let Some(path) = credentials.map(|folder| folder.join(NAME)) else { return Ok(None) };
+        // An empty variable counts as not set.
+        let Some(folder) = credentials.filter(|folder| !folder.as_os_str().is_empty()) else {
+            return Ok(None);
+        };
+        let path = folder.join(NAME);
         let wrong = |what: String| {
             Fatal::NotConfigured(format!("the credential {}: {what}", path.display()))
         };
@@ -31,7 +35,7 @@ impl Key {
             Ok(file) => file.take(limits::KEY_BYTES as u64 + 1),
             // A link that leads nowhere is a key that was meant to be there.
             Err(error) if error.kind() == ErrorKind::NotFound && !path.is_symlink() => {
-                return Ok(None);
+                return nearly(folder).map_or(Ok(None), |what| Err(Fatal::NotConfigured(what)));
             }
             Err(error) => return Err(wrong(format!("it can't be read ({error})"))),
         };
@@ -62,6 +66,26 @@ impl Key {
     }
 }
 
+/// What is said of a folder without the credential, if one seems to be meant: without a key everybody is let in.
+fn nearly(folder: &Path) -> Option<String> {
+    let named = format!("environment variable CREDENTIALS_DIRECTORY: {}", folder.display());
+    let files = match fs::read_dir(folder) {
+        Ok(files) => files,
+        Err(error) => {
+            return Some(format!(
+                "{named} can't be looked into ({error}); name the folder with the credential `{NAME}`, \
+                 or leave the variable out to have no key"
+            ));
+        }
+    };
+    let mut names = files.flatten().map(|file| file.file_name().to_string_lossy().into_owned());
+    let name = names.find(|name| {
+        let letters = name.chars().filter(|c| c.is_ascii_alphanumeric());
+        letters.map(|c| c.to_ascii_lowercase()).eq("apikey".chars())
+    })?;
+    Some(format!("{named} has no credential `{NAME}`, but `{name}`; call that `{NAME}`"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -72,6 +96,29 @@ mod tests {
         assert!(matches!(Key::read(Some(folder.path())), Ok(None)));
         std::os::unix::fs::symlink("nowhere", folder.path().join(NAME)).unwrap();
         assert!(Key::read(Some(folder.path())).is_err());
+    }
+
+    #[test]
+    fn a_credential_that_is_looked_for_in_vain_is_told() {
+        let refused = |folder: &Path| match Key::read(Some(folder)) {
+            Err(Fatal::NotConfigured(message)) => message,
+            _ => panic!("{} is done without", folder.display()),
+        };
+        let folder = tempfile::tempdir().unwrap();
+        let nowhere = refused(&folder.path().join("nope"));
+        assert!(nowhere.contains("CREDENTIALS_DIRECTORY"), "{nowhere}");
+        assert!(nowhere.contains("nope can't be looked into"), "{nowhere}");
+        for name in ["api_key", "apikey", "API-KEY"] {
+            let file = folder.path().join(name);
+            fs::write(&file, "secret").unwrap();
+            let near = refused(folder.path());
+            assert!(near.ends_with(&format!("but `{name}`; call that `api-key`")), "{near}");
+            fs::remove_file(file).unwrap();
+        }
+        // Credentials of others are no reason.
+        fs::write(folder.path().join("remote-token"), "secret").unwrap();
+        assert!(matches!(Key::read(Some(folder.path())), Ok(None)));
+        assert!(matches!(Key::read(Some(Path::new(""))), Ok(None)));
     }
 
     fn is_right(header: &str) -> bool {

@@ -128,11 +128,12 @@ struct Asked {
 pub async fn run(config: Config) -> Result<(), Fatal> {
     let Config { address, address_from, credentials, connect, trim } = config;
     let key = Key::read(credentials.as_deref())?;
-    let listener = listen::Listener::open(address, &address_from, key.is_some())?;
+    let has_key = key.is_some();
+    let listener = listen::Listener::open(address, &address_from, has_key)?;
     // A page of another origin can't know the key, and nothing but programs comes by a Unix socket.
-    let checks_host = key.is_none() && listener.is_tcp();
+    let checks_host = !has_key && listener.is_tcp();
     let gateway = Gateway::new(connect, key, checks_host);
     tokio::spawn(spare::give_back(Arc::clone(&gateway.large), trim));
     let leaving = Arc::clone(&gateway.leaving);
-    serve::serve(listener, routes::router(gateway), &leaving).await
+    serve::serve(listener, routes::router(gateway), has_key, &leaving).await
 }

@@ -45,6 +45,7 @@ type Reply = Pin<Box<dyn Future<Output = io::Result<Response<Body>>> + Send>>;
 pub async fn serve(
     listener: Listener,
     router: Router,
+    has_key: bool,
     leaving: &Arc<Leaving>,
 ) -> Result<(), Fatal> {
     let no_signals = |error| Fatal::Failed(format!("signals can't be received ({error})"));
@@ -53,7 +54,8 @@ pub async fn serve(
     let service = TowerToHyperService::new(router);
     let connections = Connections::new(service, Arc::clone(leaving));
     let address = listener.address();
-    info!("HTTP is answered at {address}");
+    let asked = if has_key { "the API key is asked for" } else { "no API key is asked for" };
+    info!("{asked}, and HTTP is answered at {address}");
     tell(&[NotifyState::Ready, NotifyState::Status(&format!("HTTP at {address}"))]);
     tokio::select! {
         () = connections.accept(&listener) => {}

@@ -21,6 +21,12 @@ pub enum Error {
         /// The command that installs it.
         fix: String,
     },
+    /// What is named as the store is something else.
+    #[error("model_dir {} is no folder; set it to one", dir.display())]
+    NoFolder {
+        /// What is named.
+        dir: PathBuf,
+    },
     /// The name is neither a level, nor a built-in model, nor one that can be pulled.
     #[error("`{name}` is not a level or a built-in model; known are {known}")]
     Unknown {

@@ -1,6 +1,7 @@
 //! Fetching files from the model hub. Where they are written the manifest says, never the hub: what it
 //! answers besides a file's bytes names nothing here.
 
+use std::ffi::OsString;
 use std::fs::OpenOptions;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -18,6 +19,9 @@ const ENDPOINT: &str = "https://huggingface.co";
 /// Through a proxy and with TLS: a machine behind a silent firewall is told soon.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 const SILENCE_MAX: Duration = Duration::from_secs(60);
+/// What names a proxy, in the order in which the client looks.
+const PROXIES: [&str; 6] =
+    ["ALL_PROXY", "all_proxy", "HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy"];
 
 /// One repository at one revision.
 pub(crate) struct Hub<'a> {
@@ -78,6 +82,10 @@ impl<'a> Hub<'a> {
     /// and root follows no link of his.
     pub(crate) fn download(&self, record: &FileRecord) -> Result<PathBuf, Error> {
         let part = self.partial.join(format!("{}.part", record.sha256));
+        if !self.offline {
+            self.check_endpoint()?;
+            check_proxy(|name| std::env::var_os(name))?;
+        }
         let roots = roots()?;
         let whole = act_as(self.owner, || self.complete(&part, record, roots))
             .unwrap_or_else(|error| Err(Error::io("fetch", &part, error)));
@@ -164,6 +172,16 @@ impl<'a> Hub<'a> {
         act_as(self.owner, || std::fs::remove_file(part).ok()).ok();
     }
 
+    /// Refuses what the client would call an answer that did not come.
+    fn check_endpoint(&self) -> Result<(), Error> {
+        let uri = self.endpoint.parse::<Uri>().ok();
+        if uri.is_some_and(|uri| matches!(uri.scheme_str(), Some("http" | "https"))) {
+            return Ok(());
+        }
+        let shown = without_credentials(&self.endpoint);
+        Err(failure(format_args!("HF_ENDPOINT is {shown}, which is no URL; write https://HOST")))
+    }
+
     /// Whom no answer came from: the hub sends on to others, by a proxy that the environment names.
     fn silence(&self) -> String {
         let uri = self.endpoint.parse::<Uri>();
@@ -202,6 +220,18 @@ impl<'a> Hub<'a> {
             error => error,
         }
     }
+}
+
+/// Refuses a proxy that can't be read: the client would go without, which who names one does not mean. It may have
+/// a password and is not shown.
+fn check_proxy(set: impl Fn(&str) -> Option<OsString>) -> Result<(), Error> {
+    // An empty one counts as not set.
+    let set = |name| Some((name, set(name).filter(|value| !value.is_empty())?));
+    let Some((name, value)) = PROXIES.into_iter().find_map(set) else { return Ok(()) };
+    if value.to_str().is_some_and(|value| Proxy::new(value).is_ok()) {
+        return Ok(());
+    }
+    Err(failure(format_args!("{name} names no proxy; write http://HOST:PORT, or unset it")))
 }
 
 fn authority(endpoint: &str) -> &str {
@@ -265,6 +295,37 @@ mod tests {
         assert_eq!(host("http://mirror:8080/x"), "mirror:8080");
         assert_eq!(host("mirror"), "mirror");
         assert_eq!(host("http://user:p@w@[::1]:8080"), "[::1]:8080");
+    }
+
+    #[test]
+    fn a_proxy_that_cant_be_read_is_refused_by_its_variable_and_not_shown() {
+        let check = |value: &str| {
+            check_proxy(|name| (name == "HTTPS_PROXY").then(|| value.into()))
+                .map_err(|error| error.to_string())
+        };
+        for right in ["", "http://proxy:3128", "user:pw@proxy:3128", "socks5://proxy"] {
+            assert_eq!(check(right), Ok(()), "{right}");
+        }
+        let told = "hub: HTTPS_PROXY names no proxy; write http://HOST:PORT, or unset it";
+        for wrong in ["garbage:::", "http://", "ftp://user:pw@proxy:1"] {
+            assert_eq!(check(wrong), Err(told.to_owned()), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn an_endpoint_that_is_no_url_is_told_as_that() {
+        let (folder, progress) = (tempfile::tempdir().unwrap(), Progress::silent());
+        let mut hub = Hub::new("a/b", "main", folder.path(), &progress);
+        hub.offline = false;
+        let record = FileRecord { path: "x".into(), bytes: 1, sha256: digest::of_bytes(b"x") };
+        for wrong in ["nope", "nope:80", "ftp://hub", "https://"] {
+            hub.endpoint = wrong.to_owned();
+            let told = hub.download(&record).unwrap_err().to_string();
+            let expected = "which is no URL; write https://HOST";
+            assert!(told.contains("HF_ENDPOINT") && told.ends_with(expected), "{told}");
+        }
+        hub.endpoint = "http://user:pw@[::1]:8080/hf".to_owned();
+        hub.check_endpoint().unwrap();
     }
 
     #[test]

@@ -10,6 +10,7 @@ use std::io::{BufReader, Cursor, ErrorKind, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
 use zip::ZipArchive;
+use zip::result::ZipError;
 
 use crate::progress::Step;
 use crate::{Error, FileRecord, digest, staging};
@@ -344,9 +345,15 @@ fn unreadable(shown: &Path, error: std::io::Error) -> Error {
     Error::Io { action: "copy", path: shown.to_owned(), source: error }
 }
 
-fn damaged(path: &Path, error: &zip::result::ZipError) -> Error {
+fn damaged(path: &Path, error: &ZipError) -> Error {
+    let supported = match error {
+        ZipError::UnsupportedArchive(why) if *why != ZipError::PASSWORD_REQUIRED => {
+            "a zip archive packed with deflate (pack it so, or unpack it and give the folder)"
+        }
+        _ => "an undamaged, unencrypted zip archive",
+    };
     Error::unsupported(
         format!("{} cannot be read as a zip archive ({error})", path.display()),
-        "an undamaged, unencrypted zip archive",
+        supported,
     )
 }

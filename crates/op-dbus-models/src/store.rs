@@ -50,8 +50,8 @@ impl Store {
     /// model is described by the manifest, whatever its record says.
     ///
     /// # Errors
-    /// [`Error::NotInstalled`], [`Error::NoModel`], [`Error::Corrupt`] when its record cannot be understood, or
-    /// [`Error::Permission`] when others may write it.
+    /// [`Error::NotInstalled`], [`Error::NoFolder`], [`Error::NoModel`], [`Error::Corrupt`] when its record cannot be
+    /// understood, or [`Error::Permission`] when others may write it.
     pub fn get(&self, name: &str) -> Result<Model, Error> {
         let built_in = manifest::find(name);
         let name = built_in.map_or(name, |model| model.name.as_str());
@@ -65,7 +65,10 @@ impl Store {
             Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {
                 return Err(Error::io("read", &dir, error));
             }
-            _ => return Err(self.not_installed(name, built_in)),
+            _ => {
+                self.check_folder()?;
+                return Err(self.not_installed(name, built_in));
+            }
         }
         check_holds_model(built_in, &dir)?;
         let record = read_record(name, &dir)?;
@@ -145,7 +148,7 @@ impl Store {
         options: &ImportOptions<'_>,
     ) -> Result<Model, Error> {
         check_new_name(name)?;
-        let writer = Writer::begin(&self.dir)?;
+        let writer = self.writer()?;
         // Under the lock: else the second of two imports would replace what the first has brought.
         if writer.root().join(name).exists() {
             let fix = format!("op-dbus models remove {name}{}", named(&self.dir));
@@ -179,7 +182,7 @@ impl Store {
             options.progress.say(format_args!("{}: installed and undamaged", model.name));
             return Ok(model);
         }
-        let writer = Writer::begin(&self.dir)?;
+        let writer = self.writer()?;
         // Another pull may have ended since.
         if let Ok(model) = self.verify(&built_in.name) {
             return Ok(model);
@@ -190,6 +193,20 @@ impl Store {
             install(&writer, &stage.path().join("files"), described(built_in, source))
         };
         stage.told(bring())
+    }
+
+    fn writer(&self) -> Result<Writer, Error> {
+        self.check_folder()?;
+        Writer::begin(&self.dir)
+    }
+
+    /// Refuses what can't become a folder: something else has its name, or that of one above it.
+    fn check_folder(&self) -> Result<(), Error> {
+        let is_other = match std::fs::metadata(&self.dir) {
+            Ok(meta) => !meta.is_dir(),
+            Err(error) => error.kind() == std::io::ErrorKind::NotADirectory,
+        };
+        if is_other { Err(Error::NoFolder { dir: self.dir.clone() }) } else { Ok(()) }
     }
 
     fn not_installed(&self, name: &str, built_in: Option<&BuiltIn>) -> Error {

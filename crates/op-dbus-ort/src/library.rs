@@ -13,7 +13,9 @@ use ort::environment::Environment;
 use crate::elf;
 
 /// What every message about an unusable library ends in.
-const REMEDY: &str = "run `op-dbus runtime pull`, or set `runtime` to another library";
+/// What was pulled is used only where `runtime` is not set.
+const REMEDY: &str = "unset `runtime` where it is set and run `op-dbus runtime pull`, or \
+                      set `runtime` to another library";
 
 /// Has ONNX Runtime tell nobody that it runs, when it is `1` before the library starts.
 const QUIET: &str = "ORT_DISABLE_TELEMETRY";
@@ -136,6 +138,7 @@ mod tests {
         let BackendError::Load { kind, message } = error else { panic!("{error}") };
         assert_eq!(kind, LoadErrorKind::ProviderUnavailable);
         assert!(message.contains("/nowhere/libonnxruntime.so"), "{message}");
+        assert!(message.contains("unset `runtime`"), "{message}");
         assert!(message.contains("op-dbus runtime pull"), "{message}");
     }
 

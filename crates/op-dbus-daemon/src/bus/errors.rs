@@ -77,9 +77,9 @@ fn backend(error: &BackendError) -> ErrorName {
 
 fn model(error: &ModelError) -> ErrorName {
     match error {
-        ModelError::NotInstalled { .. } | ModelError::Unknown { .. } => {
-            ErrorName::ModelNotInstalled
-        }
+        ModelError::NotInstalled { .. }
+        | ModelError::NoFolder { .. }
+        | ModelError::Unknown { .. } => ErrorName::ModelNotInstalled,
         // A file that others may write can't be trusted any more than a damaged one.
         ModelError::Corrupt { .. } | ModelError::Permission { .. } | ModelError::NoModel { .. } => {
             ErrorName::ModelCorrupt

@@ -141,7 +141,9 @@ impl Error {
     /// Whether the store lacks the model. That it does is found at a glance, and may be over by the next call.
     pub(super) fn is_of_missing_model(&self) -> bool {
         match self.root() {
-            Self::Model(error) => matches!(error, ModelError::NotInstalled { .. }),
+            Self::Model(error) => {
+                matches!(error, ModelError::NotInstalled { .. } | ModelError::NoFolder { .. })
+            }
             Self::Backend(BackendError::Load { kind, .. }) => {
                 *kind == LoadErrorKind::ModelNotInstalled
             }

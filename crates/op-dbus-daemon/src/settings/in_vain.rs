@@ -1,6 +1,7 @@
 //! What the settings say that comes to nothing, and is no mistake: it may come to something later. And whether
 //! anything can be embedded with them.
 
+use op_dbus_engine::Tokenizer;
 use op_dbus_models::{Level, Model, Store, manifest};
 
 use super::check::{Checked, ask};
@@ -11,13 +12,21 @@ use super::table::ROWS;
 use super::types::{CpuEngine, Provider};
 use super::{Loaded, Row, Settings, options};
 
+/// Tokens of a long text of a model that nothing is known of.
+const LONG_TEXT: usize = 512;
+/// Tokens that no text has fewer of: one, and those that it begins and ends with.
+const SHORTEST_TEXT: usize = 3;
+
 /// All of it that is told of settings by themselves, a sentence each.
 pub(super) fn sentences(loaded: &Loaded) -> Vec<String> {
     let mut all = switched_off(loaded);
+    all.extend(no_folder(loaded));
     all.extend(missing_models(loaded));
     all.extend(missing_prompts(loaded));
     all.extend(in_force(loaded).and_then(|model| wrong_dimensions(loaded, &model)));
+    all.extend(short_limits(loaded));
     all.extend(missing_endpoints(loaded));
+    all.extend(other_systems(loaded));
     all.extend(chain_of_auto(loaded));
     all
 }
@@ -60,6 +69,20 @@ pub(super) fn overruled(layers: &[Checked], of_files: usize) -> Vec<String> {
         })
     };
     ROWS.iter().filter_map(sentence).collect()
+}
+
+/// That models are to be in what is no folder.
+fn no_folder(loaded: &Loaded) -> Option<String> {
+    let Settings { vector_level, model_dir, cpu_engine, .. } = &loaded.settings;
+    let is_needed = *vector_level != Level::None && *cpu_engine != CpuEngine::Sim;
+    let is_none = is_needed && model_dir.metadata().is_ok_and(|found| !found.is_dir());
+    is_none.then(|| {
+        format!(
+            "{}: model_dir is {}, which is no folder; name the folder that models are in",
+            loaded.origin("model_dir"),
+            model_dir.display()
+        )
+    })
 }
 
 /// What the settings say of models that are not in the store; they may be imported later.
@@ -115,6 +138,55 @@ pub(super) fn missing_prompt(loaded: &Loaded, model: &Model) -> Option<String> {
     })
 }
 
+/// That the default prompt of the model in force is as long as what it reads: nothing of a text is read then.
+pub(super) fn full_prompt(loaded: &Loaded) -> Option<String> {
+    let model = in_force(loaded)?;
+    let (name, longest) = (&model.name, model.max_input_tokens);
+    let own = loaded.settings.models.get(name);
+    let default = own.and_then(|own| own.default_prompt.as_ref());
+    let prompt = default.or(model.default_prompt.as_ref())?;
+    let text = own.and_then(|own| own.prompts.get(prompt)).or_else(|| model.prompts.get(prompt))?;
+    // A tokenizer is costly to read, and makes hardly more tokens of a text than it has bytes.
+    if text.len() < longest / 2 {
+        return None;
+    }
+    let json = model.read(&model.tokenizer()).ok()?;
+    let tokens = Tokenizer::from_bytes(&json, longest).ok()?.ids(text).ok()?.len();
+    let key = format!("models.{name}.default_prompt");
+    (tokens >= longest).then(|| {
+        format!(
+            "{}: {key} is {prompt:?}, which fills all {longest} tokens that the model reads, so that \
+             all texts get the same vector; make that prompt shorter, or set {key} to \"\"",
+            loaded.place_of(&key)
+        )
+    })
+}
+
+/// Limits that a long text of the model is above.
+fn short_limits(loaded: &Loaded) -> Vec<String> {
+    let Settings { vector_level, model, cpu_engine, queue_tokens_max, quota_tokens, .. } =
+        &loaded.settings;
+    let Some(name) = model.as_deref().or_else(|| vector_level.model()) else { return Vec::new() };
+    // What the simulator takes is no model's.
+    if *vector_level == Level::None || *cpu_engine == CpuEngine::Sim {
+        return Vec::new();
+    }
+    let longest = in_force(loaded).map(|model| model.max_input_tokens).or_else(|| {
+        let built_in = manifest::models().iter().find(|model| model.name == name);
+        built_in.map(|model| model.max_input_tokens)
+    });
+    let longest = longest.unwrap_or(LONG_TEXT);
+    let limits = [("queue_tokens_max", *queue_tokens_max), ("quota_tokens", *quota_tokens)];
+    let sentence = |(key, limit): (&str, usize)| {
+        format!(
+            "{}: {key} is {limit}, and a long text of {name} counts as {longest} tokens or more; raise \
+             it to {longest} at least",
+            loaded.origin(key)
+        )
+    };
+    limits.into_iter().filter(|(_, limit)| *limit < longest).map(sentence).collect()
+}
+
 /// That the model has other dimensions than the settings demand: the service does not start with it.
 fn wrong_dimensions(loaded: &Loaded, model: &Model) -> Option<String> {
     let Model { name, dimensions, .. } = model;
@@ -137,14 +209,22 @@ fn in_force(loaded: &Loaded) -> Option<Model> {
     Store::open(model_dir).get(name).ok()
 }
 
-/// Whether a missing prompt, other dimensions or missing endpoints keep the model in force from being served.
-pub(super) fn serves_nothing(loaded: &Loaded) -> bool {
-    let Settings { vector_level, execution_provider, fallback, .. } = &loaded.settings;
+/// Whether something that is told keeps the model in force from being served.
+pub(super) fn serves_nothing(loaded: &Loaded, cpu_computes: bool) -> bool {
+    let Settings {
+        vector_level, execution_provider, fallback, queue_tokens_max, quota_tokens, ..
+    } = &loaded.settings;
     if *vector_level == Level::None {
         return false;
     }
-    let mut chain = fallback.iter().chain([execution_provider]);
-    if chain.all(|one| *one == Provider::Remote) && missing_endpoints(loaded).is_some() {
+    let is_out = |one: &Provider| match one {
+        Provider::Cpu => !cpu_computes,
+        Provider::Remote => missing_endpoints(loaded).is_some(),
+        other => of_another_system(*other).is_some(),
+    };
+    let no_provider = fallback.iter().chain([execution_provider]).all(is_out);
+    let no_text = *queue_tokens_max.min(quota_tokens) < SHORTEST_TEXT;
+    if no_provider || no_text || no_folder(loaded).is_some() {
         return true;
     }
     let is_refused = |model: Model| {
@@ -169,6 +249,33 @@ fn missing_endpoints(loaded: &Loaded) -> Option<String> {
              table [providers.remote] of a file"
         )
     })
+}
+
+/// Providers that are named and that no library for this system has.
+fn other_systems(loaded: &Loaded) -> Vec<String> {
+    let Settings { execution_provider, fallback, .. } = &loaded.settings;
+    // That this has its own chain is told.
+    if *execution_provider == Provider::Auto {
+        return Vec::new();
+    }
+    let sentence = |key: &str, verb: &str, provider: &Provider| {
+        let why = of_another_system(*provider)?;
+        let origin = loaded.origin(key);
+        Some(format!("{origin}: {key} {verb} {provider}, and {why}; name another provider"))
+    };
+    let others = fallback.iter().filter(|other| *other != execution_provider);
+    let others = others.filter_map(|other| sentence("fallback", "names", other));
+    sentence("execution_provider", "is", execution_provider).into_iter().chain(others).collect()
+}
+
+/// Why the provider can't be had here with any library, if it is one of another system.
+fn of_another_system(provider: Provider) -> Option<String> {
+    match provider {
+        Provider::DirectMl | Provider::CoreMl => {
+            manifest::provider(&provider.to_string()).err().map(|error| error.to_string())
+        }
+        _ => None,
+    }
 }
 
 /// That a chain is set beside `auto`, which has its own.

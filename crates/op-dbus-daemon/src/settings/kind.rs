@@ -191,7 +191,8 @@ impl Kind {
             }
             Kind::Bus => match text.parse::<Bus>() {
                 Ok(bus) => Ok(bus.to_string()),
-                Err(why) => Err(self.refuse_since(raw, why)),
+                // It says itself what to write.
+                Err(why) => Err(format!("{} is not accepted, since {why}", show(raw))),
             },
             Kind::Listen => match text.parse::<Listen>() {
                 Ok(listen) => Ok(listen.to_string()),

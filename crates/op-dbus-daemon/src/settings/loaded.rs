@@ -88,10 +88,16 @@ impl Loaded {
         in_vain::missing_prompt(self, model)
     }
 
-    /// Whether a missing prompt, other dimensions or missing endpoints keep the model in force from being served;
-    /// `warnings` say which.
-    pub fn serves_nothing(&self) -> bool {
-        in_vain::serves_nothing(self)
+    /// Whether something that `warnings` tell keeps the model in force from being served;
+    /// `cpu_computes` is whether the CPU has the instructions that the settings ask for.
+    pub fn serves_nothing(&self, cpu_computes: bool) -> bool {
+        in_vain::serves_nothing(self, cpu_computes)
+    }
+
+    /// What is said of a default prompt that fills all that the model in force reads. It is not among `warnings`, as
+    /// the model's tokenizer has to be read for it.
+    pub fn full_prompt(&self) -> Option<String> {
+        in_vain::full_prompt(self)
     }
 
     /// Keeps in the state file what was changed. Waits for the disk.

@@ -255,7 +255,10 @@ impl FromStr for Bus {
             )),
             _ => match text.parse::<Address>() {
                 Ok(_) => Ok(Bus::Address(text.to_owned())),
-                Err(error) => Err(format!("`{text}` is not a D-Bus address ({error})")),
+                Err(error) => Err(format!(
+                    "`{text}` is not a D-Bus address ({error}); write `system`, `session`, or a \
+                     D-Bus address"
+                )),
             },
         }
     }

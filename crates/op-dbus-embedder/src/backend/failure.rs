@@ -26,7 +26,7 @@ pub fn corrupt(path: &Path, error: &dyn Error) -> BackendError {
 pub fn store(error: &op_dbus_models::Error) -> BackendError {
     use op_dbus_models::Error as Models;
     let kind = match error {
-        Models::NotInstalled { .. } => LoadErrorKind::ModelNotInstalled,
+        Models::NotInstalled { .. } | Models::NoFolder { .. } => LoadErrorKind::ModelNotInstalled,
         Models::Corrupt { .. } => LoadErrorKind::ModelCorrupt,
         _ => LoadErrorKind::Other,
     };

@@ -79,6 +79,25 @@ fn an_archive_that_understates_a_size_is_bounded_all_the_same() {
 }
 
 #[test]
+fn an_archive_that_is_packed_otherwise_or_encrypted_is_told_as_that() {
+    const BZIP2: u8 = 12;
+    let folder = tempfile::tempdir().unwrap();
+    let path = archive(folder.path(), &[("a.json", b"{}")]);
+    let whole = fs::read(&path).unwrap();
+    let listed = whole.windows(4).rposition(|window| window == b"PK\x01\x02").unwrap();
+    // Flags and method stand side by side in the entry's own header and in the directory.
+    for (at, value, told) in [(2, BZIP2, "unpack it and give the folder"), (0, 1, "unencrypted")] {
+        let mut bytes = whole.clone();
+        for flags in [6, listed + 8] {
+            bytes[flags + at] = value;
+        }
+        fs::write(&path, bytes).unwrap();
+        let message = Place::zip(&path, "").unwrap().read("a.json", 99).unwrap_err().to_string();
+        assert!(message.contains(told), "{message}");
+    }
+}
+
+#[test]
 fn an_archive_may_not_have_a_link_for_a_file() {
     let folder = tempfile::tempdir().unwrap();
     let (path, to) = (folder.path().join("model.zip"), folder.path().join("to"));

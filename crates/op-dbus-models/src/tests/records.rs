@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::fixture::{self, Bench};
-use crate::{Error, Level, Model, manifest};
+use crate::{Error, Level, Model, Progress, PullOptions, Store, manifest};
 
 fn imported() -> Bench {
     let bench = Bench::new();
@@ -180,6 +180,23 @@ fn built_in_models_are_held_to_the_manifest() {
     assert_eq!(model.level, Some(Level::Medium));
     let message = model.verify().unwrap_err().to_string();
     assert!(message.contains("op-dbus models pull all-MiniLM-L6-v2"), "{message}");
+}
+
+#[test]
+fn a_store_that_is_a_file_or_lies_below_one_is_told_as_that() {
+    let (file, progress) = (tempfile::NamedTempFile::new().unwrap(), Progress::silent());
+    let options = PullOptions {
+        sources: Vec::new(),
+        convert: &|_| Err("not called".into()),
+        progress: &progress,
+    };
+    for dir in [file.path().to_owned(), file.path().join("models")] {
+        let store = Store::open(&dir);
+        for refused in [store.get("low"), store.pull("low", &options)] {
+            let told = format!("model_dir {} is no folder; set it to one", dir.display());
+            assert_eq!(refused.unwrap_err().to_string(), told);
+        }
+    }
 }
 
 #[test]

@@ -4,7 +4,10 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use op_dbus_daemon::settings::{Loaded, Settings, Shown, Sources, config_file, markdown};
+use op_dbus_daemon::settings::{
+    CpuEngine, Loaded, Settings, Shown, Sources, config_file, markdown,
+};
+use op_dbus_native::Isa;
 
 use super::terminal::{Colour, colour, paint, printable};
 use super::{Done, EXIT_CODES, Failure, pretty_json, printed, tell};
@@ -124,11 +127,14 @@ pub fn run(args: Args) -> Done {
         Action::Show { files, .. } => table(&files.load()?.show(), colour()),
         Action::Check { files } => {
             let loaded = files.load()?;
-            if loaded.serves_nothing() {
+            let (lacking, full) = (lacking_isa(&loaded), loaded.full_prompt());
+            let more: Vec<&String> = lacking.iter().chain(&full).collect();
+            more.iter().for_each(tell);
+            if full.is_some() || loaded.serves_nothing(lacking.is_none()) {
                 let why = "nothing can be embedded with these settings; the warnings say why";
                 return Err(Failure::not_configured(why));
             }
-            match loaded.warnings.is_empty() {
+            match loaded.warnings.is_empty() && more.is_empty() {
                 true => "The settings are in order.\n".to_owned(),
                 false => {
                     "There is no mistake in the settings, but there are warnings.\n".to_owned()
@@ -137,6 +143,21 @@ pub fn run(args: Args) -> Done {
         }
     };
     printed(out)
+}
+
+/// That the CPU is to compute with instructions that it does not have.
+fn lacking_isa(loaded: &Loaded) -> Option<String> {
+    let Settings { cpu_engine, cpu_isa, .. } = &loaded.settings;
+    let has: Vec<&str> = Isa::available().into_iter().map(Isa::as_str).collect();
+    let is_met = cpu_isa == "auto" || has.contains(&cpu_isa.as_str());
+    (*cpu_engine == CpuEngine::Native && !is_met).then(|| {
+        format!(
+            "{}: cpu_isa is {cpu_isa}, which this CPU lacks; it has {}; write one of these, or \
+             auto",
+            loaded.origin("cpu_isa"),
+            has.join(", ")
+        )
+    })
 }
 
 /// Columns as wide as their longest cell; what is built in stands back when there is colour.
@@ -166,6 +187,30 @@ fn table(settings: &[Shown], coloured: bool) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn instructions_that_the_cpu_lacks_leave_other_providers() {
+        let folder = tempfile::tempdir().unwrap();
+        let lacking = Isa::ALL.iter().find(|isa| !isa.is_available()).unwrap().as_str();
+        let told = |flags: &[(&str, &str)]| {
+            let mut sources = Sources::under(folder.path());
+            sources.flags.extend(flags.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())));
+            let loaded = Settings::load(&sources).unwrap();
+            let told = lacking_isa(&loaded);
+            let nothing = loaded.serves_nothing(told.is_none());
+            (told.unwrap_or_default(), nothing)
+        };
+        let alone = [("cpu_isa", lacking), ("execution_provider", "cpu"), ("fallback", "none")];
+        let (sentence, nothing) = told(&alone);
+        let start = format!("flag --cpu-isa: cpu_isa is {lacking}, which this CPU lacks; it has ");
+        assert!(nothing && sentence.starts_with(&start), "{sentence}");
+        let (sentence, nothing) = told(&[alone[0], ("execution_provider", "cuda")]);
+        assert!(!nothing && sentence.starts_with(&start), "{sentence}");
+        let portable = [("cpu_isa", "portable"), alone[1], alone[2]];
+        assert_eq!(told(&portable), (String::new(), false));
+        let simulated = [alone[0], alone[1], ("cpu_engine", "sim")];
+        assert_eq!(told(&simulated), (String::new(), false));
+    }
 
     #[test]
     fn columns_line_up_and_control_characters_are_shown() {

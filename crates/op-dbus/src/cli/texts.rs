@@ -19,6 +19,8 @@ const READ_AHEAD_TEXTS: usize = 4096;
 const READ_AHEAD_BYTES: usize = 8 << 20;
 /// The name of standard input.
 const STDIN: &str = "-";
+/// What a file may begin with that is no text of it: how it is written.
+const MARK: &[u8] = "\u{feff}".as_bytes();
 
 /// The texts of a command.
 #[derive(Debug)]
@@ -227,8 +229,8 @@ fn feed_lines(
     text_bytes_max: usize,
     outgoing: &Outgoing,
 ) -> Result<u64, Failure> {
-    // One byte over the limit is enough to know; `\r\n` may follow a text of full length.
-    let line_bytes_max = u64::try_from(text_bytes_max).unwrap_or(u64::MAX).saturating_add(3);
+    // One byte over the limit is enough to know; `\r\n` may follow a text of full length, and a mark precede it.
+    let line_bytes_max = u64::try_from(text_bytes_max).unwrap_or(u64::MAX).saturating_add(6);
     let mut lines = 0;
     loop {
         let mut line = Vec::new();
@@ -236,12 +238,13 @@ fn feed_lines(
             .take(line_bytes_max)
             .read_until(b'\n', &mut line)
             .map_err(|error| unread(name, &error))?;
+        let line = if lines == 0 { line.strip_prefix(MARK).unwrap_or(&line) } else { &line[..] };
         if line.is_empty() {
             return Ok(lines);
         }
         lines += 1;
         let place = place(name, lines);
-        let text = line.strip_suffix(b"\n").unwrap_or(&line);
+        let text = line.strip_suffix(b"\n").unwrap_or(line);
         let text = text.strip_suffix(b"\r").unwrap_or(text);
         check_length(text.len(), text_bytes_max, &place)?;
         let text = decoded(text, &place)?;
@@ -255,8 +258,11 @@ fn feed_lines(
 /// The text of a line's bytes.
 pub fn decoded<'a>(line: &'a [u8], place: &str) -> Result<&'a str, Failure> {
     std::str::from_utf8(line).map_err(|_| {
+        // UTF-16 begins with its mark, in either order.
+        let is_utf16 = line.starts_with(b"\xff\xfe") || line.starts_with(b"\xfe\xff");
+        let from = if is_utf16 { "UTF-16" } else { "LATIN1" };
         Failure::refused(format!(
-            "{place}: not UTF-8 text; leave such bytes out with `iconv -c -f UTF-8 -t UTF-8`"
+            "{place}: not UTF-8 text; convert it, e.g. `iconv -f {from} -t UTF-8`"
         ))
     })
 }
@@ -316,6 +322,13 @@ mod tests {
     }
 
     #[test]
+    fn a_byte_order_mark_that_a_file_begins_with_is_no_text() {
+        assert_eq!(lines("\u{feff}a\n\u{feff}b\n".as_bytes()).unwrap(), ["a", "\u{feff}b"]);
+        assert_eq!(lines("\u{feff}".as_bytes()).unwrap(), [""; 0]);
+        assert_eq!(lines("\u{feff}123456\r\nx\n".as_bytes()).unwrap(), ["123456", "x"]);
+    }
+
+    #[test]
     fn a_text_of_full_length_passes_and_one_byte_more_is_refused_with_its_place() {
         assert_eq!(lines(b"123456\r\nx\n").unwrap(), ["123456", "x"]);
         let sentence = "in:2: longer than 6 bytes, the service's limit for one text; split it";
@@ -325,9 +338,10 @@ mod tests {
 
     #[test]
     fn what_dbus_text_cannot_hold_is_refused() {
-        let sentence =
-            "in:1: not UTF-8 text; leave such bytes out with `iconv -c -f UTF-8 -t UTF-8`";
+        let sentence = "in:1: not UTF-8 text; convert it, e.g. `iconv -f LATIN1 -t UTF-8`";
         assert_eq!(lines(b"\xff\n").unwrap_err(), Failure::refused(sentence));
+        let utf16 = lines(b"\xff\xfea\0\n\0").unwrap_err();
+        assert!(utf16.message().ends_with("`iconv -f UTF-16 -t UTF-8`"), "{utf16:?}");
         let sentence = "in:1: a NUL byte, which D-Bus text can't hold";
         assert_eq!(lines(b"a\0b\n").unwrap_err(), Failure::refused(sentence));
     }

@@ -62,3 +62,40 @@ fn a_chain_beside_auto_is_told() {
     let tree = tree.flag("execution_provider", "cpu");
     assert!(tree.loaded().warnings.is_empty());
 }
+
+#[test]
+fn settings_with_which_nothing_is_embedded_are_told() {
+    let told = |flags: &[(&str, &str)]| {
+        let tree = Tree::new(&[("file", "")]);
+        let file = tree.path().join("file").display().to_string();
+        let put = |tree: Tree, (key, value): &(&str, &str)| {
+            tree.flag(key, if *value == "FILE" { file.as_str() } else { value })
+        };
+        let tree = flags.iter().fold(tree, put);
+        let loaded = tree.loaded();
+        let texts: Vec<_> = loaded.warnings.iter().map(|warning| warning.text.clone()).collect();
+        (texts.join("\n"), loaded.serves_nothing(true))
+    };
+    let strict = ("fallback", "none");
+    for (flags, said) in [
+        (&[("quota_tokens", "1")][..], "flag --quota-tokens: quota_tokens is 1, and a long text"),
+        (&[("queue_tokens_max", "1")], "queue_tokens_max is 1, and a long text of "),
+        (&[("model_dir", "FILE")], "/file, which is no folder"),
+        (
+            &[("execution_provider", "directml"), strict],
+            "flag --execution-provider: execution_provider is directml, and directml needs Windows",
+        ),
+    ] {
+        let (text, nothing) = told(flags);
+        assert!(nothing && text.contains(said), "{flags:?}: {text}");
+        // Who embeds nothing needs none of it.
+        let off = [flags, &[("vector_level", "none")]].concat();
+        assert!(!told(&off).1, "{off:?}");
+    }
+    let (text, nothing) = told(&[("quota_tokens", "511"), ("model", "mine")]);
+    assert!(!nothing && text.contains("of mine counts as 512 tokens or more"), "{text}");
+    // The CPU is behind it.
+    let (text, nothing) = told(&[("execution_provider", "cpu"), ("fallback", "coreml")]);
+    assert!(!nothing && text.contains("fallback names coreml, and coreml needs"), "{text}");
+    assert_eq!(told(&[]), (String::new(), false));
+}

@@ -129,8 +129,16 @@ fn a_bus_is_named_or_an_address() {
     assert_eq!(bus("session"), Some(Bus::Session));
     let address = "unix:path=/run/user/1000/bus";
     assert_eq!(bus(address), Some(Bus::Address(address.to_owned())));
-    assert_eq!(bus("sesion"), None);
     let refused = |text: &str| Tree::new(&[]).flag("bus", text).load().map(drop).unwrap_err();
+    let meant = "; write `system`, `session`, or a D-Bus address";
+    for wrong in ["sesion", "SESSION"] {
+        assert_eq!(bus(wrong), None);
+        // As a client's flag has it, and as a setting, where it is not said twice.
+        let sentences = [wrong.parse::<Bus>().unwrap_err(), refused(wrong).to_string()];
+        for sentence in sentences {
+            assert_eq!(sentence.matches(meant).count(), 1, "{sentence}");
+        }
+    }
     let list = refused("unix:path=/a;unix:path=/b").to_string();
     assert!(list.contains("--bus") && list.contains("only one may be named"), "{list}");
     assert!(bus("unix:path=/a%3bb").is_some());
