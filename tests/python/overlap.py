@@ -348,12 +348,13 @@ async def who_asks_while_another_fetches_has_the_same() -> None:
     """For the service the job is gone by then."""
     job = AsyncJob(Bus(Service()), "/job", "f32")
     result = from_reply(np.zeros((1, 2), dtype=np.float32), 2, INFO)
-    looks, is_taken = [], asyncio.Event()
+    looks, is_taken, is_gone = [], asyncio.Event(), asyncio.Event()
 
     async def call(member, *_, **__):
         looks.append(member)
         if len(looks) == 2:
             await is_taken.wait()
+            is_gone.set()
             raise errors.UnknownObject("Unknown object '/job'")
         # The other one looks as well before this one hears.
         await asyncio.sleep(0)
@@ -361,7 +362,7 @@ async def who_asks_while_another_fetches_has_the_same() -> None:
 
     async def fetch(_: bool):
         is_taken.set()
-        await asyncio.sleep(1)
+        await is_gone.wait()
         return result
 
     job._bus.call, job._fetch = call, fetch
