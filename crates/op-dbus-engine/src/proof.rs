@@ -170,7 +170,8 @@ pub(crate) fn costs(
     let device = backend.description().device.clone();
     let costs = match measure(backend, place, shared) {
         Err(BackendError::Failed(_)) => {
-            probe(backend, &shared.model, &shared.probe)?;
+            let vector = probe(backend, &shared.model, &shared.probe)?;
+            trust(&shared.pools[place.pool], backend.description(), &vector)?;
             Vec::new()
         }
         result => result?,

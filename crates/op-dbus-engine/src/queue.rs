@@ -185,7 +185,12 @@ impl<T> Queue<T> {
 
     /// The class whose turn it is with a worker, and whether by ageing.
     pub fn turn(&self, serves: Serves, now_us: u64) -> Option<(Priority, bool)> {
-        let bulk = (serves == Serves::Everybody).then(|| self.oldest_of(Priority::Bulk)).flatten();
+        let bulk =
+            (serves != Serves::Interactive).then(|| self.oldest_of(Priority::Bulk)).flatten();
+        if serves == Serves::Bulk {
+            // Beside the turns of the others: whose was to be next is next.
+            return bulk.map(|_| (Priority::Bulk, self.ageing.aged));
+        }
         let Some(oldest) = bulk else {
             return self.has_interactive().then_some((Priority::Interactive, false));
         };

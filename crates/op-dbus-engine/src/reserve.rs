@@ -20,6 +20,8 @@ pub(crate) enum Serves {
     Everybody,
     /// Interactive work alone, and only while bulk is in its way or nobody else is there.
     Interactive,
+    /// Bulk alone, beside interactive work that it leaves to others.
+    Bulk,
 }
 
 /// Which kinds of work are about.

@@ -39,13 +39,15 @@ struct Pool {
     holds_device: bool,
     losses_max: Option<u32>,
     planner: Planner,
-    /// What its batches cost on each device.
+    /// What its batches cost on each device that a worker was or is on.
     known: Vec<Known>,
 }
 
 #[derive(Debug, Default)]
 struct Worker {
     pool: usize,
+    /// The place of its device among those that its pool knows of.
+    lane: usize,
     status: WorkerStatus,
     running: Option<Running>,
     load_failures: u32,
@@ -166,6 +168,7 @@ impl Roster {
         let loaded = workers.into_iter().map(|of| worker(of, false, WorkerState::Idle));
         let reserved = reserved.into_iter().map(|of| worker(of, true, WorkerState::Unloaded));
         self.workers = loaded.chain(reserved).collect();
+        (0..self.workers.len()).for_each(|worker| self.place(worker));
         (0..self.pools.len()).for_each(|pool| self.plan_for(pool));
     }
 
@@ -273,6 +276,7 @@ impl Roster {
             let pool = worker.pool;
             self.plan_for(pool);
         }
+        self.place(worker);
     }
 
     /// A worker computes on another device than before.
@@ -280,6 +284,7 @@ impl Roster {
         if let Some(worker) = self.workers.get_mut(worker) {
             device.clone_into(&mut worker.status.description.device);
         }
+        self.place(worker);
     }
 
     /// A worker has let its backend go. It will try anew to have one, whatever failed before.

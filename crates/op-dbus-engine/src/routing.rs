@@ -15,6 +15,9 @@ const WEIGHT: f32 = 0.2;
 /// A batch that took longer than so many times what was known counts as that: a moment that another program took
 /// away is no reason to leave a device, and one that has become slower shows it by several.
 const OUTLIER: f32 = 4.0;
+/// Two devices cost alike where the dearer takes up to so many percent of the time of the other: what is known of
+/// either is no better than that, and nobody waits for who is hardly quicker.
+const ALIKE_PERCENT: u64 = 125;
 /// Sizes are told apart by powers of two; a batch of a million tokens belongs to the last.
 const OCTAVES: usize = 20;
 /// However cheap a batch is, the question is not put again sooner than this.
@@ -45,6 +48,11 @@ struct Point {
 }
 
 impl Cost {
+    /// Whether nothing is known.
+    pub fn is_empty(&self) -> bool {
+        self.0.iter().all(Option::is_none)
+    }
+
     /// What was known earlier.
     pub fn of_known(costs: &[BatchCost]) -> Self {
         let mut cost = Self::default();
@@ -116,14 +124,14 @@ impl Cost {
     }
 }
 
-/// The workers of a pool on one device, as the question sees them.
-#[derive(Debug)]
-pub(crate) struct Lane<'a> {
+/// A worker, as the question sees it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Candidate<'a> {
     pub cost: &'a Cost,
-    /// Tokens of their largest batch.
+    /// Tokens of its largest batch.
     pub tokens_max: usize,
-    /// Those that can be had: what each runs now.
-    pub workers: Vec<Option<Running>>,
+    /// What it runs now.
+    pub running: Option<Running>,
 }
 
 /// A batch that is being computed.
@@ -134,38 +142,49 @@ pub(crate) struct Running {
     pub started_us: u64,
 }
 
-/// Whether an idle worker of `own` leaves the next batch of so many tokens that wait to other lanes, and how long it
-/// then waits before it asks again: whoever was to be faster may not be.
-pub(crate) fn leave(
-    own: &Lane<'_>,
-    others: &[Lane<'_>],
+/// Whether batches that take so many microseconds cost alike.
+pub(crate) fn are_alike(one_us: u64, other_us: u64) -> bool {
+    let (least, most) = (one_us.min(other_us), one_us.max(other_us));
+    most.saturating_mul(100) <= least.saturating_mul(ALIKE_PERCENT)
+}
+
+/// Whether `own`, which is idle, leaves the next batch of so many tokens that wait to those that can be had on other
+/// devices, and how long it then waits before it asks again: whoever was to be faster may not be.
+pub(crate) fn leave<'a>(
+    own: &Candidate<'_>,
+    others: impl IntoIterator<Item = Candidate<'a>>,
     waiting_tokens: usize,
     now_us: u64,
 ) -> Option<Duration> {
     // A device that nothing is known of has to run something first.
-    let own_us = own.cost.of(waiting_tokens.min(own.tokens_max))?;
-    let done = others.iter().map(|other| other.done_within(own_us, waiting_tokens, now_us));
+    let own_us = own.next_us(waiting_tokens)?;
+    let done = others.into_iter().filter_map(|other| {
+        let next_us = other.next_us(waiting_tokens)?;
+        // Of batches as large.
+        let is_alike = other.tokens_max == own.tokens_max && are_alike(own_us, next_us);
+        (!is_alike).then(|| other.done_within(own_us, next_us, now_us))
+    });
     // What they do not come to by then is done sooner with one more to help.
     let left = done.fold(0, usize::saturating_add) >= waiting_tokens.max(1);
     left.then(|| Duration::from_micros(own_us).clamp(PAUSE_MIN, PAUSE_MAX))
 }
 
-impl Lane<'_> {
-    /// Tokens of what waits that are done here in less than `us`; none where that is not known.
-    fn done_within(&self, us: u64, waiting_tokens: usize, now_us: u64) -> usize {
-        let next_us = self.cost.of(waiting_tokens.min(self.tokens_max));
-        let Some(next_us) = next_us.map(|us| us.max(1)) else { return 0 };
-        let batches = self.workers.iter().map(|worker| {
-            let left_us = us.saturating_sub(self.remaining(*worker, now_us));
-            usize::try_from(left_us.saturating_sub(1) / next_us).unwrap_or(usize::MAX)
-        });
-        batches.fold(0, usize::saturating_add).saturating_mul(self.tokens_max.max(1))
+impl Candidate<'_> {
+    /// What it takes for the next batch of so many tokens that wait, in microseconds; none where that is not known.
+    pub fn next_us(&self, waiting_tokens: usize) -> Option<u64> {
+        self.cost.of(waiting_tokens.min(self.tokens_max))
     }
 
-    /// Time until a worker is idle. One that is late will be so for half as long again, as far as
-    /// anybody knows.
-    fn remaining(&self, worker: Option<Running>, now_us: u64) -> u64 {
-        let Some(Running { tokens, started_us, .. }) = worker else { return 0 };
+    /// Tokens of what waits that it has done in less than `us`, in batches that take it `next_us` each.
+    fn done_within(&self, us: u64, next_us: u64, now_us: u64) -> usize {
+        let left_us = us.saturating_sub(self.remaining(now_us));
+        let batches = left_us.saturating_sub(1) / next_us.max(1);
+        usize::try_from(batches).unwrap_or(usize::MAX).saturating_mul(self.tokens_max.max(1))
+    }
+
+    /// Time until it is idle. One that is late will be so for half as long again, as far as anybody knows.
+    fn remaining(&self, now_us: u64) -> u64 {
+        let Some(Running { tokens, started_us, .. }) = self.running else { return 0 };
         let elapsed = now_us.saturating_sub(started_us);
         let expected = self.cost.of(tokens).unwrap_or(0);
         expected.checked_sub(elapsed).unwrap_or(elapsed / 2)

@@ -8,6 +8,7 @@ mod bell;
 mod costs;
 mod life;
 mod over;
+mod turn;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -19,7 +20,7 @@ use crate::clock::Clock;
 use crate::config::Limits;
 use crate::error::Error;
 use crate::job::{Job, Slot};
-use crate::planner::{self, Plan};
+use crate::planner::Plan;
 use crate::presence::{Absence, Presence};
 use crate::queue::{self, Queue};
 use crate::reserve::{Mix, Serves};
@@ -218,19 +219,20 @@ impl Scheduler {
                 guard = self.lock();
                 continue;
             }
-            if let Some(delay) = self.delay(state, worker, now_us) {
-                if !wait {
-                    return Next::Nothing;
-                }
+            let serves = match self.turn(state, worker, now_us) {
+                Ok(serves) => serves,
+                Err(_) if !wait => return Next::Nothing,
                 // One that leaves all to others is looked at as often as one that has nothing to do.
-                if check_at <= Instant::now() {
+                Err(_) if check_at <= Instant::now() => {
                     return state.sent_to(Next::Check, worker, now_us);
                 }
-                state.roster.set(worker, WorkerState::Idle);
-                guard = self.wait(bell, guard, Some(delay));
-                continue;
-            }
-            state.plan(worker, now_us, &alive, plan);
+                Err(delay) => {
+                    state.roster.set(worker, WorkerState::Idle);
+                    guard = self.wait(bell, guard, Some(delay));
+                    continue;
+                }
+            };
+            state.plan(worker, (serves, now_us), &alive, plan);
             let busy = !plan.batch.is_empty();
             if let Some(Entry { class, uid, .. }) = plan.batch.first() {
                 state.runs(worker, &plan.batch, now_us);
@@ -262,40 +264,10 @@ impl Scheduler {
         }
     }
 
-    /// How long an idle worker waits for more texts, or for another one to take these.
-    fn delay(&self, state: &mut State, worker: usize, now_us: u64) -> Option<Duration> {
-        let serves = state.roster.serves(worker);
-        if let Some(failed_on) = planner::first(&state.queue, serves, now_us)?.failed_on {
-            // What batches cost is of no matter here.
-            return state.roster.leaves_failed(worker, failed_on, now_us);
-        }
-        if serves == Serves::Interactive {
-            return None;
-        }
-        if self.delay_us > 0 {
-            let tokens_max = state.roster.planner(worker)?.tokens_max();
-            let until_us = state.queue.oldest_us()?.saturating_add(self.delay_us);
-            let wait_us = until_us.saturating_sub(now_us);
-            if wait_us > 0 && state.queue.tokens() < tokens_max {
-                return Some(Duration::from_micros(wait_us));
-            }
-        }
-        let (class, _) = state.queue.turn(serves, now_us)?;
-        // A batch is of one class alone.
-        let left = state.roster.leaves(worker, state.queue.tokens_of(class), now_us);
-        if left.is_some() {
-            state.roster.left(worker, now_us);
-        }
-        left
-    }
-
     /// Wakes idle workers, if there are any: all if there is work for `many`, or if the one that wakes may leave it
     /// to another one.
     fn call_workers(&self, state: MutexGuard<'_, State>, many: bool) {
-        let all = self.work.is_awaited(&state).then(|| {
-            let choosy = state.roster.is_mixed() || state.roster.minds_memory();
-            many || choosy || state.is_choosy(self.clock.now_us())
-        });
+        let all = self.work.is_awaited(&state).then(|| many || state.is_choosy(self.clock));
         let reserve = self.reserve.is_awaited(&state) && state.calls_reserve();
         drop(state);
         if reserve {
@@ -317,7 +289,7 @@ impl Scheduler {
     /// What a worker waits on.
     fn bell(&self, state: &State, worker: usize) -> &Bell {
         match state.roster.serves(worker) {
-            Serves::Everybody => &self.work,
+            Serves::Everybody | Serves::Bulk => &self.work,
             Serves::Interactive => &self.reserve,
         }
     }
@@ -331,11 +303,10 @@ impl State {
     fn plan(
         &mut self,
         worker: usize,
-        now_us: u64,
+        (serves, now_us): (Serves, u64),
         alive: &dyn Fn(&Entry) -> bool,
         plan: &mut Plan<Row>,
     ) {
-        let serves = self.roster.serves(worker);
         if serves == Serves::Interactive && !self.roster.wants_reserve() {
             plan.batch.clear();
             plan.dead.clear();
@@ -354,12 +325,6 @@ impl State {
                 && self.roster.wants_reserve()
         };
         (self.roster.has_reserve(WorkerState::Unloaded) && self.mix.is_both()) || computes()
-    }
-
-    /// Whether what is next is not for every worker.
-    fn is_choosy(&self, now_us: u64) -> bool {
-        planner::first(&self.queue, Serves::Everybody, now_us)
-            .is_some_and(|entry| entry.failed_on.is_some())
     }
 
     /// Why nothing can be queued: the engine has stopped, or no worker can be had.

@@ -13,6 +13,7 @@ pub(crate) const TOKENS_PER_S_ASSUMED: f64 = 5_000.0;
 #[derive(Debug)]
 pub(super) struct Known {
     device: String,
+    /// Empty where nothing is known yet.
     cost: Cost,
     /// Whether that was measured there, now or earlier; else it was taken for what another one costs, and learned.
     is_measured: bool,
@@ -23,48 +24,65 @@ pub(super) struct Known {
 impl Known {
     /// What was known earlier.
     pub fn all(costs: &BTreeMap<String, Vec<BatchCost>>) -> Vec<Self> {
-        let measured =
-            |(device, costs): (&String, &Vec<_>)| Self::of(device, Cost::of_known(costs));
+        let measured = |(device, costs): (&String, &Vec<_>)| {
+            let cost = Cost::of_known(costs);
+            Self { cost, is_measured: true, ..Self::nothing(device) }
+        };
         costs.iter().map(measured).collect()
     }
 
-    fn of(device: &str, cost: Cost) -> Self {
-        Self { device: device.to_owned(), cost, is_measured: true, left_us: None }
+    fn nothing(device: &str) -> Self {
+        let (device, cost) = (device.to_owned(), Cost::default());
+        Self { device, cost, is_measured: false, left_us: None }
     }
 }
 
 impl Pool {
-    fn known(&self, device: &str) -> Option<&Known> {
-        self.known.iter().find(|known| known.device == device)
-    }
-
-    /// What batches cost on `device`. One that has run nothing yet is taken for another one of the pool.
-    fn cost(&self, device: &str) -> Option<&Cost> {
-        self.known(device).or(self.known.first()).map(|known| &known.cost)
-    }
-
-    /// What is known of `device`, which begins with what it was taken for.
-    fn known_mut(&mut self, device: &str) -> &mut Known {
-        let place = self.known.iter().position(|known| known.device == device);
-        let place = place.unwrap_or_else(|| {
-            let like = self.cost(device).cloned().unwrap_or_default();
-            self.known.push(Known { is_measured: false, ..Known::of(device, like) });
+    /// The place of a device among those that are known of.
+    fn lane(&mut self, device: &str) -> usize {
+        let lane = self.known.iter().position(|known| known.device == device);
+        lane.unwrap_or_else(|| {
+            self.known.push(Known::nothing(device));
             self.known.len() - 1
-        });
-        &mut self.known[place]
+        })
+    }
+
+    /// What batches cost on a device. One that has run nothing yet is taken for another one of the pool.
+    fn cost(&self, lane: usize) -> Option<&Cost> {
+        let own = self.known.get(lane).into_iter();
+        let mut costs = own.chain(&self.known).map(|known| &known.cost);
+        costs.find(|cost| !cost.is_empty())
+    }
+
+    /// What is known of a device, which begins with what it was taken for.
+    fn known_mut(&mut self, lane: usize) -> Option<&mut Known> {
+        let is_empty = self.known.get(lane)?.cost.is_empty();
+        let like = is_empty.then(|| self.cost(lane).cloned()).flatten();
+        let known = self.known.get_mut(lane)?;
+        if let Some(like) = like {
+            known.cost = like;
+        }
+        Some(known)
     }
 }
 
 impl Roster {
     /// What batches cost where a worker computes.
     pub(super) fn cost(&self, worker: &Worker) -> Option<&Cost> {
-        self.pools.get(worker.pool)?.cost(worker.device())
+        self.pools.get(worker.pool)?.cost(worker.lane)
+    }
+
+    /// Notes which of the devices that are known of a worker is on.
+    pub(super) fn place(&mut self, worker: usize) {
+        let Some(worker) = self.workers.get_mut(worker) else { return };
+        if let Some(pool) = self.pools.get_mut(worker.pool) {
+            worker.lane = pool.lane(worker.device());
+        }
     }
 
     fn known_mut(&mut self, worker: usize) -> Option<&mut Known> {
-        let worker = self.workers.get(worker)?;
-        let pool = self.pools.get_mut(worker.pool)?;
-        Some(pool.known_mut(worker.device()))
+        let &Worker { pool, lane, .. } = self.workers.get(worker)?;
+        self.pools.get_mut(pool)?.known_mut(lane)
     }
 
     /// Takes note of what a batch costs where a worker computes.
@@ -90,28 +108,28 @@ impl Roster {
     pub fn has_left_for(&self, worker: usize, us: u64, now_us: u64) -> bool {
         // A measurement would take the memory from whoever has it.
         let worker = self.workers.get(worker).filter(|own| !own.status.is_short_of_memory);
-        let known = worker.and_then(|worker| self.pools.get(worker.pool)?.known(worker.device()));
+        let known = worker.and_then(|worker| self.pools.get(worker.pool)?.known.get(worker.lane));
         let left_us = known.and_then(|known| known.left_us);
         left_us.is_some_and(|left| now_us.saturating_sub(left) >= us)
     }
 
     /// Whether it is known what the batches of a pool cost on `device` itself.
     pub fn knows(&self, pool: usize, device: &str) -> bool {
-        let known = self.pools.get(pool).and_then(|pool| pool.known(device));
-        known.is_some_and(|known| known.is_measured && known.cost.of(1).is_some())
+        let mut known = self.pools.get(pool).into_iter().flat_map(|pool| &pool.known);
+        let known = known.find(|known| known.device == device);
+        known.is_some_and(|known| known.is_measured && !known.cost.is_empty())
     }
 
     /// What the batches of a pool cost on `device`, in place of what was known of such, and of those that were left
-    /// to others.
+    /// to others. Where nothing could be measured, that stays as it is, until others have been left as much again.
     pub fn measured(&mut self, pool: usize, device: &str, costs: &[BatchCost]) {
         let Some(pool) = self.pools.get_mut(pool) else { return };
-        match pool.known.iter_mut().find(|known| known.device == device) {
-            Some(known) => {
-                known.cost.measured(costs);
-                known.is_measured = true;
-                known.left_us = None;
-            }
-            None => pool.known.push(Known::of(device, Cost::of_known(costs))),
+        let lane = pool.lane(device);
+        let known = &mut pool.known[lane];
+        known.left_us = None;
+        if !costs.is_empty() {
+            known.cost.measured(costs);
+            known.is_measured = true;
         }
     }
 

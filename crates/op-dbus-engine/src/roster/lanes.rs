@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use super::{Roster, Worker};
-use crate::routing::{self, Lane};
+use crate::routing::{self, Candidate};
 
 impl Worker {
     /// Whether it is of the pool of another one and on its device.
     fn is_beside(&self, other: &Self) -> bool {
-        self.pool == other.pool && self.device() == other.device()
+        (self.pool, self.lane) == (other.pool, other.lane)
     }
 }
 
@@ -20,6 +20,19 @@ impl Roster {
         first.is_some_and(|first| workers.any(|other| !other.is_beside(first)))
     }
 
+    /// Whether one that is woken for what waits, so many tokens, may leave it to another one for what that costs them:
+    /// who sleeps would not know of it. Where there are several pools, those of one may have let their backends go.
+    pub fn is_choosy(&self, waiting_tokens: usize) -> bool {
+        let differ = || {
+            let us = self.ordinary().filter_map(|own| self.candidate(own)?.next_us(waiting_tokens));
+            let widen = |(least, most): (u64, u64), us: u64| (least.min(us), most.max(us));
+            let (least, most) = us.fold((u64::MAX, 0), widen);
+            // Of nobody anything may be known.
+            least < most && !routing::are_alike(least, most)
+        };
+        self.is_mixed() && (self.pools.len() > 1 || differ())
+    }
+
     /// Whether `worker` leaves what waits, so many tokens, to others, which have it done first or have the memory for
     /// it, and how long it then waits before it asks again.
     pub fn leaves(&self, worker: usize, waiting_tokens: usize, now_us: u64) -> Option<Duration> {
@@ -28,9 +41,11 @@ impl Roster {
             return for_room;
         }
         let own = self.workers.get(worker)?;
-        let others = self.lanes().filter(|other| !other.is_beside(own));
-        let others: Vec<_> = others.filter_map(|other| self.lane(other, waiting_tokens)).collect();
-        routing::leave(&self.lane(own, waiting_tokens)?, &others, waiting_tokens, now_us)
+        let others = self.ordinary().filter(|other| {
+            other.is_there() && !other.is_beside(own) && self.has_room(other, waiting_tokens)
+        });
+        let others = others.filter_map(|other| self.candidate(other));
+        routing::leave(&self.candidate(own)?, others, waiting_tokens, now_us)
     }
 
     /// The first worker of each lane.
@@ -42,13 +57,10 @@ impl Roster {
         firsts.map(|(_, worker)| worker)
     }
 
-    /// The lane of a worker, with those in it that can have the next batch of what waits; none where nothing is
-    /// known of what it costs there.
-    fn lane(&self, of: &Worker, waiting_tokens: usize) -> Option<Lane<'_>> {
-        let members = self.ordinary().filter(|worker| worker.is_beside(of) && worker.is_there());
-        let members = members.filter(|worker| self.has_room(worker, waiting_tokens));
-        let workers = members.map(|worker| worker.running).collect();
-        Some(Lane { cost: self.cost(of)?, tokens_max: self.tokens_max(of), workers })
+    /// A worker as it is chosen by what batches cost; none where nothing is known of that.
+    fn candidate(&self, worker: &Worker) -> Option<Candidate<'_>> {
+        let (tokens_max, running) = (self.tokens_max(worker), worker.running);
+        Some(Candidate { cost: self.cost(worker)?, tokens_max, running })
     }
 }
 
@@ -163,6 +175,40 @@ mod tests {
         let small = BatchCost { tokens: 16, us: 320 };
         roster.measured(0, "gpu:2", &[small]);
         assert_eq!(roster.known_costs()[0]["gpu:2"], [small]);
+    }
+
+    /// Else what was guessed would be kept for the next start, or a slow device have the next batch.
+    #[test]
+    fn a_measurement_of_nothing_leaves_what_was_known_and_is_not_tried_again_at_once() {
+        let mut slow = unlike();
+        slow.left(0, 0);
+        slow.measured(0, "gpu:0", &[]);
+        assert!(!slow.has_left_for(0, 0, 0));
+        assert!(slow.leaves(0, FULL, 0).is_some());
+        slow.left(0, 1);
+        assert!(slow.has_left_for(0, 0, 1));
+        let mut guessed = roster(&[("gpu:0", Some(QUICK_US)), ("gpu:1", None)]);
+        let is_guessed = |roster: &Roster| {
+            assert!(roster.is_quick(1, FULL, QUICK_US), "as the other is");
+            assert!(!roster.knows(0, "gpu:1") && !roster.known_costs()[0].contains_key("gpu:1"));
+        };
+        guessed.measured(0, "gpu:1", &[]);
+        is_guessed(&guessed);
+        guessed.learn(1, FULL, QUICK_US);
+        guessed.measured(0, "gpu:1", &[]);
+        is_guessed(&guessed);
+    }
+
+    #[test]
+    fn who_may_leave_it_to_another_is_not_woken_alone() {
+        let of = |first, second| roster(&[("gpu:0", first), ("gpu:1", second)]);
+        let (quick, slow) = (Some(QUICK_US), Some(TIMES * QUICK_US));
+        assert!(of(slow, quick).is_choosy(FULL) && of(quick, slow).is_choosy(FULL));
+        let alike = of(Some(QUICK_US * 6 / 5), quick);
+        assert!(alike.is_mixed() && !alike.is_choosy(FULL));
+        assert_eq!([0, 1].map(|worker| alike.leaves(worker, FULL, 0)), [None; 2]);
+        assert!(!of(None, slow).is_choosy(FULL), "it is taken for the other");
+        assert!(!of(None, None).is_choosy(FULL));
     }
 
     #[test]

@@ -159,6 +159,17 @@ mod tests {
         assert_eq!(roster.leaves(0, WAITING, 0), None);
     }
 
+    /// Which would take the memory from whoever has it.
+    #[test]
+    fn a_device_without_room_that_has_left_batches_to_others_for_long_is_not_measured_anew() {
+        let mut roster = roster(moved(100_000));
+        roster.left(0, 0);
+        for (free, is_measured) in [(None, true), (Some(0), false), (None, true)] {
+            roster.set_free("gpu:0", free);
+            assert_eq!(roster.has_left_for(0, 1, 1), is_measured, "{free:?}");
+        }
+    }
+
     #[test]
     fn bytes_that_no_batch_has_moved_are_not_counted_for_one() {
         let mut roster = roster(MemoryUse::default());

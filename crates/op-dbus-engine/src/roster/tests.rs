@@ -65,6 +65,14 @@ fn nobody_counts_on_the_speed_of_who_is_given_up() {
     assert_eq!(rates(&roster), (1_000.0, Some(1_000.0)));
 }
 
+/// The one that is woken may have none.
+#[test]
+fn of_two_pools_whose_costs_are_unknown_all_are_woken() {
+    let mut roster = Roster::new(&[pool(), pool()], &model());
+    roster.add(vec![(0, loaded(0)), (1, loaded(0))]);
+    assert!(roster.is_choosy(100));
+}
+
 #[test]
 fn nobody_stands_in_for_who_is_given_up_and_computes() {
     let pools = [config::Pool { losses_max: Some(2), ..pool() }, pool()];

@@ -14,8 +14,8 @@ fn cost(fixed: u64, each: u64) -> Cost {
     cost
 }
 
-fn lane<'a>(cost: &'a Cost, tokens_max: usize, workers: &[Option<Running>]) -> Lane<'a> {
-    Lane { cost, tokens_max, workers: workers.to_vec() }
+fn idle(cost: &Cost, tokens_max: usize) -> Candidate<'_> {
+    Candidate { cost, tokens_max, running: None }
 }
 
 /// Tokens of a text that waits alone.
@@ -25,21 +25,20 @@ const TEXT: usize = 20;
 fn small_work_stays_where_it_starts_at_once_and_large_work_goes_where_it_is_fast() {
     // A CPU, and a device that is twenty times as fast once it has begun.
     let (cpu, device) = (cost(100, 100), cost(5_000, 5));
-    let (cpu, device) = (lane(&cpu, 512, &[None]), lane(&device, 8192, &[None]));
-    assert_eq!(leave(&cpu, std::slice::from_ref(&device), TEXT, 0), None);
-    assert!(leave(&device, std::slice::from_ref(&cpu), TEXT, 0).is_some());
-    assert!(leave(&cpu, std::slice::from_ref(&device), 500, 0).is_some());
-    assert_eq!(leave(&device, std::slice::from_ref(&cpu), 500, 0), None);
+    let (cpu, device) = (idle(&cpu, 512), idle(&device, 8192));
+    assert_eq!(leave(&cpu, [device], TEXT, 0), None);
+    assert!(leave(&device, [cpu], TEXT, 0).is_some());
+    assert!(leave(&cpu, [device], 500, 0).is_some());
+    assert_eq!(leave(&device, [cpu], 500, 0), None);
 }
 
 #[test]
 fn a_slow_pool_helps_with_what_the_fast_one_would_not_come_to() {
     let (cpu, device) = (cost(0, 100), cost(1_000, 5));
-    let busy = Some(Running { class: Priority::Interactive, tokens: 8192, started_us: 0 });
-    let (cpu, device) = (lane(&cpu, 512, &[None]), lane(&device, 8192, &[busy]));
+    let running = Some(Running { class: Priority::Interactive, tokens: 8192, started_us: 0 });
+    let (cpu, device) = (idle(&cpu, 512), Candidate { running, ..idle(&device, 8192) });
     // The device needs 42 ms for the batch that it runs, and 42 ms for each that follows.
-    let device = std::slice::from_ref(&device);
-    let left = |tokens, now_us| leave(&cpu, device, tokens, now_us).is_some();
+    let left = |tokens, now_us| leave(&cpu, [device], tokens, now_us).is_some();
     assert!(!left(400, 0), "40 ms here are sooner than 42 and another 3 there");
     assert!(left(400, 20_000), "22 and another 3 are sooner");
     assert!(left(8192, 40_000), "it will be through in 45 ms");
@@ -50,8 +49,8 @@ fn a_slow_pool_helps_with_what_the_fast_one_would_not_come_to() {
 fn a_pool_that_is_late_is_relied_on_less_and_less() {
     let (slow, fast) = (cost(0, 1_000), cost(0, 10));
     let running = Some(Running { class: Priority::Interactive, tokens: 100, started_us: 0 });
-    let (slow, fast) = (lane(&slow, 512, &[None]), lane(&fast, 512, &[running]));
-    let left = |now_us| leave(&slow, std::slice::from_ref(&fast), TEXT, now_us);
+    let (slow, fast) = (idle(&slow, 512), Candidate { running, ..idle(&fast, 512) });
+    let left = |now_us| leave(&slow, [fast], TEXT, now_us);
     // 20 ms here; it was to be done after 1 ms there.
     assert_eq!(left(500), Some(Duration::from_millis(20)));
     assert!(left(10_000).is_some());
@@ -61,21 +60,16 @@ fn a_pool_that_is_late_is_relied_on_less_and_less() {
 #[test]
 fn without_anybody_else_or_any_knowledge_the_batch_is_taken() {
     let (known, unknown) = (cost(0, 1), Cost::default());
-    let mine = lane(&known, 512, &[None]);
-    assert_eq!(leave(&mine, &[], TEXT, 0), None);
-    assert_eq!(leave(&mine, &[lane(&unknown, 512, &[None])], TEXT, 0), None);
-    assert_eq!(leave(&mine, &[lane(&known, 512, &[])], TEXT, 0), None, "nobody is left there");
-    let untried = lane(&unknown, 512, &[None]);
-    assert_eq!(leave(&untried, &[lane(&known, 512, &[None])], TEXT, 0), None);
+    let (mine, untried) = (idle(&known, 512), idle(&unknown, 512));
+    assert_eq!(leave(&mine, [], TEXT, 0), None);
+    assert_eq!(leave(&mine, [untried], TEXT, 0), None);
+    assert_eq!(leave(&untried, [mine], TEXT, 0), None);
 }
 
 #[test]
 fn a_bad_moment_moves_nothing_and_several_do() {
     let (mut cpu, device) = (cost(1_300, 0), cost(4_400, 0));
-    let stays = |cpu: &Cost| {
-        let others = [lane(&device, 8192, &[None])];
-        leave(&lane(cpu, 512, &[None]), &others, TEXT, 0).is_none()
-    };
+    let stays = |cpu: &Cost| leave(&idle(cpu, 512), [idle(&device, 8192)], TEXT, 0).is_none();
     cpu.learn(TEXT, 500_000);
     assert!(stays(&cpu), "{:?}", cpu.of(TEXT));
     (0..3).for_each(|_| cpu.learn(TEXT, 500_000));
@@ -105,10 +99,10 @@ fn shared_out(costs: &[Cost; 2], mut batches: usize) -> [usize; 2] {
     let (mut running, mut taken, mut now_us) = ([None; 2], [0, 0], 0);
     loop {
         for worker in [1, 0] {
-            let lanes = [0, 1].map(|n: usize| lane(&costs[n], FULL, &[running[n]]));
-            let other = std::slice::from_ref(&lanes[1 - worker]);
-            let is_asked = batches > 0 && running[worker].is_none();
-            if is_asked && leave(&lanes[worker], other, batches * FULL, now_us).is_none() {
+            let of = |n: usize| Candidate { running: running[n], ..idle(&costs[n], FULL) };
+            let (own, other) = (of(worker), of(1 - worker));
+            let is_asked = batches > 0 && own.running.is_none();
+            if is_asked && leave(&own, [other], batches * FULL, now_us).is_none() {
                 let (class, tokens, started_us) = (Priority::Bulk, FULL, now_us);
                 running[worker] = Some(Running { class, tokens, started_us });
                 (batches, taken[worker]) = (batches - 1, taken[worker] + 1);
@@ -143,29 +137,24 @@ proptest! {
     ) {
         // All idle: whatever the costs, one of them does not leave it to the others.
         let known: Vec<_> = costs.iter().map(|(fixed, each, _)| cost(*fixed, *each)).collect();
-        let lanes = |but: Option<usize>| -> Vec<_> {
-            let all = known.iter().zip(&costs).enumerate();
-            let others = all.filter(|(index, _)| Some(*index) != but);
-            others.map(|(_, (cost, (_, _, max)))| lane(cost, *max, &[None])).collect()
+        let all: Vec<_> = known.iter().zip(&costs).map(|(cost, of)| idle(cost, of.2)).collect();
+        let takes = |index: usize| {
+            let others = all.iter().enumerate().filter(|(other, _)| *other != index);
+            leave(&all[index], others.map(|(_, other)| *other), tokens, 0).is_none()
         };
-        let takes = |index: usize| leave(&lanes(None)[index], &lanes(Some(index)), tokens, 0).is_none();
-        prop_assert!((0..known.len()).any(takes));
+        prop_assert!((0..all.len()).any(takes));
     }
 
     #[test]
-    fn workers_are_no_less_on_devices_of_their_own(
-        costs in prop::collection::vec((0u64..100_000, 1u64..1000), 2),
-        started in prop::collection::vec(prop::option::of(0u64..100_000), 1..4),
+    fn devices_that_are_alike_leave_each_other_nothing(
+        us in 100u64..100_000,
+        percent in 100u64..120,
         tokens in 1usize..100_000,
     ) {
-        let [own, other] = [0, 1].map(|n: usize| cost(costs[n].0, costs[n].1));
-        let running = |started_us| Running { class: Priority::Bulk, tokens: FULL, started_us };
-        let workers: Vec<_> = started.into_iter().map(|started| started.map(running)).collect();
-        let alone = |worker| lane(&other, FULL, std::slice::from_ref(worker));
-        let apart: Vec<_> = workers.iter().map(alone).collect();
-        let (own, together) = (lane(&own, FULL, &[None]), [lane(&other, FULL, &workers)]);
-        let [together, apart] = [&together[..], &apart].map(|others| leave(&own, others, tokens, 100_000));
-        prop_assert_eq!(together, apart);
+        let costs = [cost(us, 0), cost(us * percent / 100, 0)];
+        let [one, other] = [0, 1].map(|n: usize| idle(&costs[n], FULL));
+        prop_assert_eq!(leave(&one, [other], tokens, 0), None);
+        prop_assert_eq!(leave(&other, [one], tokens, 0), None);
     }
 
     /// Neither has nothing to do for longer than the slow one's batch takes, and little work is the quick one's.

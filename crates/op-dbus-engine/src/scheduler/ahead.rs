@@ -37,7 +37,7 @@ impl Scheduler {
                 if state.queue.tokens_of(class) >= full
                     && (class == Priority::Interactive || !state.queue.has_interactive()) =>
             {
-                state.plan(worker, now_us, &alive, plan);
+                state.plan(worker, (serves, now_us), &alive, plan);
                 state.queue.restore_ageing(ageing);
                 dead.append(&mut plan.dead);
             }

@@ -12,6 +12,9 @@ pub(super) struct Bell {
     condition: Condvar,
     /// How many wait; counted under the lock of the state, by which alone it is in order.
     waiting: AtomicUsize,
+    /// How often it was rung, for one and for all.
+    #[cfg(test)]
+    rings: [AtomicUsize; 2],
 }
 
 impl Bell {
@@ -22,12 +25,22 @@ impl Bell {
 
     /// Wakes one.
     pub(super) fn notify_one(&self) {
+        #[cfg(test)]
+        self.rings[0].fetch_add(1, Ordering::Relaxed);
         self.condition.notify_one();
     }
 
     /// Wakes all.
     pub(super) fn notify_all(&self) {
+        #[cfg(test)]
+        self.rings[1].fetch_add(1, Ordering::Relaxed);
         self.condition.notify_all();
+    }
+
+    /// How often it was rung, for one and for all.
+    #[cfg(test)]
+    pub(super) fn rings(&self) -> [usize; 2] {
+        self.rings.each_ref().map(|rings| rings.load(Ordering::Relaxed))
     }
 }
 

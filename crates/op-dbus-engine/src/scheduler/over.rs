@@ -34,9 +34,9 @@ impl Scheduler {
         self.purge_for_nobody();
     }
 
-    /// Drops the rows of calls that were given up, but for those of users who have much else; false if there are none.
-    pub fn purge(&self) -> bool {
-        self.purge_if(|_| true)
+    /// Drops the rows of calls that were given up, but for those of users who have much else.
+    pub fn purge(&self) {
+        self.purge_if(|_| true);
     }
 
     /// [`purge`](Self::purge) where no worker has a backend that would do so before its next batch.
@@ -44,18 +44,15 @@ impl Scheduler {
         self.purge_if(|roster| !roster.any_is_there());
     }
 
-    fn purge_if(&self, wanted: fn(&Roster) -> bool) -> bool {
+    fn purge_if(&self, wanted: fn(&Roster) -> bool) {
         let now_us = self.clock.now_us();
         let mut state = self.lock();
-        let over = match wanted(&state.roster) {
-            true => state.purge_worth(&|entry| entry.item.job.is_alive(now_us)),
-            false => Vec::new(),
-        };
-        drop(state);
-        let any = !over.is_empty();
-        // Those that were cancelled have been told already.
-        fail(over, &Error::DeadlineExceeded);
-        any
+        if wanted(&state.roster) {
+            let over = state.purge_worth(&|entry| entry.item.job.is_alive(now_us));
+            drop(state);
+            // Those that were cancelled have been told already.
+            fail(over, &Error::DeadlineExceeded);
+        }
     }
 }
 

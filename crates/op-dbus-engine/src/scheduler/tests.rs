@@ -1,6 +1,7 @@
 //! What workers would be told, without any.
 
 use std::cell::Cell;
+use std::collections::BTreeMap;
 use std::pin::pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
@@ -15,6 +16,7 @@ use crate::config::{BatchLimits, ModelShape, Pool};
 use crate::job::Terms;
 use crate::output::Output;
 use crate::roster::Loaded;
+use crate::routing::BatchCost;
 use crate::sim::SimBackend;
 
 const DIMENSIONS: usize = 4;
@@ -40,6 +42,20 @@ fn scheduler_of(kind: impl Fn(Pool) -> Pool) -> Scheduler {
     roster.add(vec![(0, Loaded::of(&SimBackend::new(DIMENSIONS) as &dyn Backend))]);
     let limits = Limits { bulk_wait_us_max: BULK_WAIT_US, ..Limits::default() };
     Scheduler::new(&limits, Duration::from_secs(3600), roster, Arc::default())
+}
+
+fn loaded(provider: &str) -> (usize, Loaded) {
+    (0, Loaded::of(&SimBackend::of(provider, DIMENSIONS) as &dyn Backend))
+}
+
+/// With a worker on each of two devices, of which the second is known to take a millisecond for a batch.
+fn of_two(first_us: u64) -> Scheduler {
+    let cost =
+        |(device, us): (&str, u64)| (device.to_owned(), vec![BatchCost { tokens: 2 * TOKENS, us }]);
+    let costs = BTreeMap::from([("one:0", first_us), ("two:0", 1_000)].map(cost));
+    let scheduler = scheduler_of(|pool| Pool { costs: costs.clone(), ..pool });
+    scheduler.roster(|roster| roster.add(["one", "two"].map(loaded).into()));
+    scheduler
 }
 
 /// A call of user 1.
@@ -115,14 +131,15 @@ fn calls_that_fail_have_no_batch_look_at_all_that_their_user_has_queued() {
     assert!(dropped > 0);
     assert!(looks.get() <= 8 * dropped, "{} looks, {dropped} rows", looks.get());
     // Where a call needs their room.
-    assert!(scheduler.purge());
+    scheduler.purge();
     assert_eq!(scheduler.waiting(), (LIVE, LIVE * TOKENS));
-    assert!(!scheduler.purge());
     // Nor has one that is refused.
     let mut purges = 0;
     for _ in 0..LIVE {
         given_up(&scheduler, &queued(&scheduler, Priority::Interactive, 1));
-        purges += usize::from(scheduler.purge());
+        let waiting = scheduler.waiting();
+        scheduler.purge();
+        purges += usize::from(scheduler.waiting() != waiting);
     }
     assert!((1..=LIVE / 4).contains(&purges), "{purges} looks at all for {LIVE} calls");
 }
@@ -137,29 +154,69 @@ fn the_engines_own_call_leaves_nothing_where_no_worker_comes_by() {
     job.abandon();
     scheduler.cancelled(&job);
     drop(job);
-    assert!(scheduler.purge());
+    scheduler.purge();
     assert_eq!((scheduler.waiting(), admission.in_flight()), ((0, 0), (0, 0)));
+}
+
+/// A worker that waits, on a thread of its own, and what it is told then.
+fn waits(scheduler: &Arc<Scheduler>, worker: usize) -> mpsc::Receiver<Next> {
+    let (tells, told) = mpsc::channel();
+    let waits = Arc::clone(scheduler);
+    std::thread::spawn(move || {
+        tells.send(waits.next_batch(worker, &mut Plan::default(), true)).unwrap();
+    });
+    while !scheduler.work.is_awaited(&scheduler.lock()) {
+        std::thread::yield_now();
+    }
+    told
 }
 
 /// Under load no worker waits, and the system would be asked to wake nobody for each call.
 #[test]
 fn a_bell_is_rung_for_who_waits_and_for_nobody_else() {
     let scheduler = Arc::new(scheduler());
-    let is_awaited = || scheduler.work.is_awaited(&scheduler.lock());
     let _first = queued(&scheduler, Priority::Interactive, 1);
     assert_eq!(scheduler.next_batch(0, &mut Plan::default(), false), Next::Batch);
-    assert!(!is_awaited());
-    let (tells, told) = mpsc::channel();
-    let waits = Arc::clone(&scheduler);
-    std::thread::spawn(move || {
-        tells.send(waits.next_batch(0, &mut Plan::default(), true)).unwrap();
-    });
-    while !is_awaited() {
-        std::thread::yield_now();
-    }
+    assert_eq!(scheduler.work.rings(), [0, 0]);
+    let told = waits(&scheduler, 0);
     let _second = queued(&scheduler, Priority::Interactive, 1);
     assert_eq!(told.recv_timeout(Duration::from_secs(60)), Ok(Next::Batch));
-    assert!(!is_awaited());
+    assert_eq!(scheduler.work.rings(), [1, 0]);
+    let _third = queued(&scheduler, Priority::Interactive, 1);
+    assert_eq!(scheduler.work.rings(), [1, 0], "nobody waits any more");
+}
+
+/// Like cards leave each other nothing, and a slow one that wakes alone would tell nobody.
+#[test]
+fn all_are_rung_for_only_where_the_one_that_wakes_may_leave_it_to_another() {
+    for (first_us, rings) in [(1_200, [1, 0]), (10_000, [0, 1])] {
+        let scheduler = Arc::new(of_two(first_us));
+        let told = waits(&scheduler, 1);
+        let _call = queued(&scheduler, Priority::Interactive, 1);
+        assert_eq!(told.recv_timeout(Duration::from_secs(60)), Ok(Next::Batch));
+        assert_eq!(scheduler.work.rings(), rings, "{first_us} us");
+    }
+}
+
+#[test]
+fn a_slow_device_computes_bulk_beside_interactive_work_that_it_leaves_to_a_quick_one() {
+    let (scheduler, mut plan) = (of_two(10_000), Plan::default());
+    let mut next = |worker: usize| {
+        let next = scheduler.next_batch(worker, &mut plan, false);
+        (next, plan.batch.first().map(|entry| entry.class))
+    };
+    let _interactive = queued(&scheduler, Priority::Interactive, 6);
+    let _little = queued(&scheduler, Priority::Bulk, 2);
+    assert_eq!(next(0), (Next::Nothing, None), "the other has done that before");
+    let _much = queued(&scheduler, Priority::Bulk, 20);
+    assert_eq!(next(0), (Next::Batch, Some(Priority::Bulk)));
+    assert_eq!(next(1), (Next::Batch, Some(Priority::Interactive)));
+    // Bulk leaves by its age; that some leaves beside it does not make it leave so twice in a row.
+    MADE_UP_US.set(Some(BULK_WAIT_US));
+    assert_eq!(next(1), (Next::Batch, Some(Priority::Bulk)));
+    assert_eq!(next(0), (Next::Batch, Some(Priority::Bulk)));
+    MADE_UP_US.set(Some(2 * BULK_WAIT_US));
+    assert_eq!(next(1), (Next::Batch, Some(Priority::Interactive)));
 }
 
 #[derive(Default)]
@@ -227,7 +284,6 @@ fn who_waits_for_the_end_of_what_computes_waits_for_no_load() {
 fn a_lost_worker_waits_longer_for_its_next_try_while_another_device_computes() {
     const HOUR: Duration = Duration::from_secs(3600);
     let scheduler = Arc::new(scheduler());
-    let loaded = |device| (0, Loaded::of(&SimBackend::of(device, DIMENSIONS) as &dyn Backend));
     scheduler.roster(|roster| roster.add(["one", "one", "two"].map(loaded).into()));
     let error = BackendError::Lost("on purpose".to_owned());
     scheduler.lost(0, &error);

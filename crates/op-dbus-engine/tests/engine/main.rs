@@ -5,6 +5,7 @@
 mod around;
 mod cache;
 mod calls;
+mod costs;
 mod faults;
 mod limits;
 mod losses;
