@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use op_dbus_engine::is_same_news;
 use op_dbus_models::Level;
 use tracing::{debug, error, info, warn};
 
@@ -225,15 +226,15 @@ impl Service {
     pub(super) fn moved(&self, served: Option<Arc<Served>>, change: impl FnOnce(&mut Now)) {
         let before = self.now();
         let known = |served: &Arc<Served>| before.served().is_some_and(|b| Arc::ptr_eq(b, served));
-        let ran = before.served().map(|served| before.runs_on(served)).unwrap_or_default();
+        let (ran_on, why) = before.served().map(|it| before.runs_on(it)).unwrap_or_default();
         if let Some(served) = served.as_ref().filter(|served| !known(served)) {
             tell_serves(served);
         }
         self.replace(|next| {
             change(next);
-            // Before anybody sees the state that it explains.
+            // Before anybody sees the state that it explains; of what is news on the bus as well.
             if let Some(served) = served.as_ref()
-                && (&served.provider, &served.fallback_reason) != (&ran.0, &ran.1)
+                && (served.provider != ran_on || !is_same_news(&served.fallback_reason, &why))
             {
                 self.tell_fallback(served, next.settings());
             }

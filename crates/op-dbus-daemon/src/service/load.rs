@@ -99,7 +99,7 @@ pub(super) fn load(
         let started = match provider::host(provider, loaded, draft.own_graph()) {
             Ok(host) => {
                 let end = start_trusted(&draft, host, loaded, (means, &config), tries.whole);
-                refused.note(provider, &end);
+                refused.note(provider, &draft.model, &end);
                 end
             }
             Err(missing) => Err(Error::Provider(missing)),
@@ -120,8 +120,8 @@ pub(super) fn load(
             // The next one may do.
             Err(Error::Provider(reason)) => {
                 tracing::debug!(%provider, reason, "a provider is not used");
-                // What `auto` passes over nobody has asked for, but what has worked before was lost.
-                are_told |= refused.has_worked(provider);
+                // What `auto` passes over nobody has asked for, but who has lost it is told.
+                are_told |= refused.is_lost(provider, &draft.model);
                 refusals.push(reason);
             }
             Err(error) => return Err(error),

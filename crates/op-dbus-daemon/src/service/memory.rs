@@ -238,6 +238,8 @@ impl Service {
                 if changes.changed().await.is_err() {
                     return;
                 }
+                // As below.
+                self.tell_stand_in();
                 continue;
             };
             let presence = tokio::select! {

@@ -59,7 +59,7 @@ impl Shares {
     pub fn add(&mut self, (name, uid): (&Arc<str>, u32), change: impl FnOnce(&mut Share)) {
         let new = || Share { uid, ..Share::default() };
         let share = self.callers.entry(name.clone()).or_insert_with(new);
-        let before = share.bytes();
+        let (uid, before) = (share.uid, share.bytes());
         change(share);
         let after = share.bytes();
         self.sum(uid, before, after);

@@ -96,7 +96,7 @@ pub(super) fn installed(choice: &Choice, loaded: &Loaded) -> Result<Draft, Error
     })
 }
 
-/// The store does not know that a setting named the model.
+/// The store does not know that a setting named the model, or the store itself.
 fn not_found(choice: &Choice, error: ModelError, loaded: &Loaded) -> Error {
     match (choice, error) {
         (Choice::Imported(name), ModelError::NotInstalled { dir, fix, .. }) => {
@@ -104,6 +104,14 @@ fn not_found(choice: &Choice, error: ModelError, loaded: &Loaded) -> Error {
             let message = format!(
                 "model is {name} ({origin}), which is not installed in {dir}; type `{fix}`, or name \
                  one that is"
+            );
+            BackendError::Load { kind: LoadErrorKind::ModelNotInstalled, message }.into()
+        }
+        (_, ModelError::NoFolder { dir }) => {
+            let (origin, dir) = (loaded.origin("model_dir"), dir.display());
+            let message = format!(
+                "model_dir is {dir} ({origin}), which is no folder, or lies below a file; name \
+                 another"
             );
             BackendError::Load { kind: LoadErrorKind::ModelNotInstalled, message }.into()
         }
@@ -188,5 +196,20 @@ mod tests {
         // A level's model is not one that `model` names.
         let level = refusal(Choice::Level(op_dbus_models::Level::Low));
         assert!(matches!(level, Error::Model(ModelError::NotInstalled { .. })), "{level}");
+    }
+
+    #[test]
+    fn a_store_that_is_none_names_the_setting_and_its_place() {
+        let root = tempfile::tempdir().unwrap();
+        fs::write(root.path().join("file"), "").unwrap();
+        let dir = root.path().join("file/models").display().to_string();
+        let (loaded, file) = loaded(&root, &format!("model_dir = \"{dir}\"\n"));
+        let level = Choice::Level(op_dbus_models::Level::Low);
+        for choice in [level, Choice::Imported("nope".to_owned())] {
+            let error = installed(&choice, &loaded).map(drop).unwrap_err();
+            assert!(error.is_of_missing_model(), "{error}");
+            let told = format!("model_dir is {dir} ({file}, line 1), which is no folder, or lies ");
+            assert!(error.to_string().starts_with(&told), "{error}");
+        }
     }
 }

@@ -144,6 +144,21 @@ async fn what_a_provider_was_refused_for_last_is_kept_until_it_works() {
     assert_eq!(refused(), None);
 }
 
+/// Such as one whose worker ends: another process of the same fate. The bus has no signal of it either.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_provider_that_refuses_a_reload_as_it_did_before_is_told_once() {
+    let (root, device) = (tempfile::tempdir().unwrap(), Device::away());
+    let service = service(&root, device.spawner());
+    service.start().await;
+    let first = service.now().fallback_reason();
+    assert!(first.contains("away at try"), "{first}");
+    assert_eq!(service.fallbacks(), 1);
+    service.reload().await.unwrap();
+    let last = service.now().fallback_reason();
+    assert!(last.contains("away at try") && last != first, "{last} is the first refusal");
+    assert_eq!(service.fallbacks(), 1);
+}
+
 /// Nobody has asked for it by `auto`. But who has had one is told of it, whatever is loaded then, and also where the
 /// settings were read again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -162,4 +177,38 @@ async fn a_device_that_auto_has_had_and_lost_is_told() {
     let other = anew().get(&other).await.unwrap();
     assert_eq!(other.provider, "cpu");
     assert!(other.fallback_reason.contains("away at try"), "{}", other.fallback_reason);
+}
+
+/// It may be too large for a card that computes another one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_model_that_auto_has_never_had_there_is_told_only_once_another_has_lost_its_device() {
+    let (root, device) = (tempfile::tempdir().unwrap(), Device::away());
+    device.away.store(false, Ordering::SeqCst);
+    let there = device.spawner();
+    let spawner: Spawner = Arc::new(move |blueprint, settings| {
+        let is_too_large = blueprint.model == "other" && blueprint.host.provider != Provider::Cpu;
+        let made = there(blueprint, settings);
+        Box::new(move |number| match is_too_large {
+            true => Err(BackendError::OutOfMemory("too large".to_owned())),
+            false => made(number),
+        })
+    });
+    let service = service_with(&[("execution_provider", "auto")], &root, spawner);
+    service.start().await;
+    assert_eq!(service.now().served().unwrap().provider, "cuda");
+    let other = Choice::Imported("other".to_owned());
+    let told = async || {
+        let fleet = service.fleet(service.now().loaded.clone());
+        let served = fleet.get(&other).await.unwrap();
+        assert_eq!(served.provider, "cpu");
+        served.fallback_reason.clone()
+    };
+    assert_eq!(told().await, "", "its device computes");
+    service.unload().await.unwrap();
+    assert_eq!(told().await, "", "nothing says that it would not");
+    device.away.store(true, Ordering::SeqCst);
+    service.warm_up().await.unwrap();
+    assert_eq!(service.now().served().unwrap().provider, "cpu");
+    let why = told().await;
+    assert!(why.contains("too large"), "{why}");
 }

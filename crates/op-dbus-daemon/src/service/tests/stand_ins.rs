@@ -163,3 +163,33 @@ async fn a_model_beside_the_one_in_force_is_told_of_as_well() {
         assert_eq!(service.now().stand_in_of(&other), (None, String::new()));
     }
 }
+
+/// It has come back while nobody called, and one that is told already would not be told again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_device_that_is_back_when_its_model_comes_into_force_is_told_when_it_is_lost_again() {
+    for served_before in [true, false] {
+        let (root, device) = (tempfile::tempdir().unwrap(), Device::default());
+        let flags = [&BESIDE[..], &[("fallback", "none")]].concat();
+        let service = service_with(&flags, &root, device.spawner("other"));
+        service.start().await;
+        let other = Choice::Imported("other".to_owned());
+        let other = service.now().fleet.get(&other).await.unwrap();
+        device.goes(&other).await;
+        assert_eq!(embed_on(other.clone(), &service, "a").await.unwrap(), "cpu");
+        assert_eq!(service.fallbacks(), 1);
+        device.comes_back(&other).await;
+        if !served_before {
+            service.fail(Arc::new(Error::Fault("on purpose")));
+        }
+        // Each time it is asked it does all that there is to do.
+        let mut tells = pin!(service.clone().tell_presence());
+        assert!(tells.as_mut().now_or_never().is_none());
+        service.moved(Some(other.clone()), |_| {});
+        assert!(tells.as_mut().now_or_never().is_none());
+        let told = other.stand_in_told().clone();
+        assert_eq!(told, None, "what served before: {served_before}");
+        device.goes(&other).await;
+        assert!(tells.as_mut().now_or_never().is_none());
+        assert_eq!(service.fallbacks(), 2, "what served before: {served_before}");
+    }
+}
