@@ -1,5 +1,7 @@
 //! What the gateway's journal says of the service.
 
+use std::fs;
+
 use serde_json::json;
 
 use crate::harness::bus::PrivateBus;
@@ -11,6 +13,7 @@ use crate::harness::{Outcome, journal};
 tests! {
     a_service_that_is_away_is_told_once_and_so_is_its_return: [Bus, Curl],
     a_bus_that_is_away_is_told: [Bus, Curl],
+    the_line_of_the_start_tells_whether_a_key_is_asked_for: [Bus],
     a_test_that_fails_tells_what_the_gateway_wrote: [Bus],
 }
 
@@ -50,6 +53,16 @@ async fn a_bus_that_is_away_is_told() -> Outcome {
     }
     let log = gateway.stop().await?;
     assert_eq!(log.matches("requests can't be served: ").count(), 1, "{log}");
+    Ok(())
+}
+
+async fn the_line_of_the_start_tells_whether_a_key_is_asked_for() -> Outcome {
+    let (bus, setup) = (PrivateBus::start().await?, Setup::sim()?);
+    let log = Gateway::start(&bus, &setup).await?.stop().await?;
+    assert!(log.contains("no API key is asked for, and HTTP is answered at "), "{log}");
+    fs::write(setup.path("api-key"), "secret")?;
+    let log = Gateway::with_key(&bus, &setup, &setup.path("")).await?.stop().await?;
+    assert!(log.contains("the API key is asked for, and HTTP is answered at "), "{log}");
     Ok(())
 }
 

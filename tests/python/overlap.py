@@ -101,15 +101,26 @@ class Small(Service):
 
 
 class Failing(Service):
-    """One with a job that has failed, which is gone once that was told."""
+    """One with a job that has failed, which is gone once that was told. So many fetches before do not
+    get there: the bus refuses them."""
+
+    def __init__(self, name: str, sentence: str, refused: int = 0) -> None:
+        super().__init__()
+        self._reason = name, sentence
+        self._refused = refused
+        self._has_job = True
 
     async def call(self, message: Message) -> Message:
         self.sent.append(message)
         message.serial = len(self.sent)
-        if message.member == "GetAll":
+        if self._has_job and message.member == "GetAll":
             return answer(message, "a{sv}", [job_in("failed")])
-        if message.member == "Fetch":
-            return refusal(message, "TooLong", "line 2 is long")
+        if self._refused and message.member == "Fetch":
+            self._refused -= 1
+            return refusal(message, "Overloaded", "the bus takes no replies")
+        if self._has_job and message.member == "Fetch":
+            self._has_job = False
+            return refusal(message, *self._reason)
         gone = dict(error_name=errors.UnknownObject.dbus_name, signature="s", body=["Unknown object"])
         return Message(message_type=MessageType.ERROR, reply_serial=message.serial, **gone)
 
@@ -362,7 +373,8 @@ async def who_asks_while_another_fetches_has_the_same() -> None:
 
     async def fetch(_: bool):
         is_taken.set()
-        await is_gone.wait()
+        # Nobody may come to look.
+        await asyncio.wait_for(is_gone.wait(), 60)
         return result
 
     job._bus.call, job._fetch = call, fetch
@@ -392,7 +404,7 @@ async def what_can_not_be_handed_over_stays() -> None:
 
 async def a_job_that_failed_says_so_again() -> None:
     """The service knows no more of it."""
-    service = Failing()
+    service = Failing("TooLong", "line 2 is long")
     job = AsyncJob(Bus(service), "/job", "f32")
     for _ in range(2):
         (failed,) = await ended([job.result()])
@@ -401,6 +413,21 @@ async def a_job_that_failed_says_so_again() -> None:
         await job.cancel()
     said = [message.member for message in service.sent]
     assert said == ["GetAll", "Fetch", "Cancel", "Cancel"], said
+
+
+async def what_refuses_a_fetch_is_not_what_its_job_failed_with() -> None:
+    """Both can be ``Overloaded``: whether the job is there tells."""
+    for name, looks in (("TooLong", []), ("Overloaded", ["GetAll"])):
+        service = Failing(name, "its own reason", refused=2)
+        job = AsyncJob(Bus(service), "/job", "f32")
+        told = []
+        for _ in range(4):
+            (failed,) = await ended([job.result()])
+            told.append((type(failed).__name__, str(failed)))
+        passing, kept = ("Overloaded", "the bus takes no replies"), (name, "its own reason")
+        assert told == [passing, passing, kept, kept], told
+        said = [message.member for message in service.sent]
+        assert said == ["GetAll", "Fetch", "GetAll"] * 2 + ["GetAll", "Fetch", *looks], said
 
 
 def a_job_that_comes_when_its_thread_gives_up_ends() -> None:
@@ -501,5 +528,6 @@ in_time_of_its_own(a_result_waits_for_who_asks_again)
 in_time_of_its_own(who_asks_while_another_fetches_has_the_same)
 in_time_of_its_own(what_can_not_be_handed_over_stays)
 in_time_of_its_own(a_job_that_failed_says_so_again)
+in_time_of_its_own(what_refuses_a_fetch_is_not_what_its_job_failed_with)
 in_time_of_its_own(who_closes_while_it_connects_has_left)
 a_job_that_comes_when_its_thread_gives_up_ends()

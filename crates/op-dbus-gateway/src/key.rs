@@ -71,6 +71,15 @@ fn nearly(folder: &Path) -> Option<String> {
     let named = format!("environment variable CREDENTIALS_DIRECTORY: {}", folder.display());
     let files = match fs::read_dir(folder) {
         Ok(files) => files,
+        // systemd, too, leaves no folder where it finds nothing of what the unit may do without.
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            return Some(format!(
+                "{named} is not there: no credential of the unit was found, or the variable names \
+                 a wrong folder; store the key where the unit's line looks for it, or name the \
+                 folder with the credential `{NAME}`; leave out that line, or the variable, to \
+                 have no key"
+            ));
+        }
         Err(error) => {
             return Some(format!(
                 "{named} can't be looked into ({error}); name the folder with the credential `{NAME}`, \
@@ -107,7 +116,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let nowhere = refused(&folder.path().join("nope"));
         assert!(nowhere.contains("CREDENTIALS_DIRECTORY"), "{nowhere}");
-        assert!(nowhere.contains("nope can't be looked into"), "{nowhere}");
+        let says = "/nope is not there: no credential of the unit was found, or the variable";
+        assert!(nowhere.contains(says), "{nowhere}");
         for name in ["api_key", "apikey", "API-KEY"] {
             let file = folder.path().join(name);
             fs::write(&file, "secret").unwrap();

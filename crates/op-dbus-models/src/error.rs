@@ -21,8 +21,11 @@ pub enum Error {
         /// The command that installs it.
         fix: String,
     },
-    /// What is named as the store is something else.
-    #[error("model_dir {} is no folder; set it to one", dir.display())]
+    /// What is named as the store is something else, or something above it is.
+    #[error(
+        "{} is no folder, or lies below a file; name another with `model_dir` or --model-dir",
+        dir.display()
+    )]
     NoFolder {
         /// What is named.
         dir: PathBuf,

@@ -9,7 +9,7 @@ use std::time::Duration;
 use ureq::config::RedirectAuthHeaders;
 use ureq::http::{Response, StatusCode, Uri};
 use ureq::tls::{Certificate, RootCerts, TlsConfig};
-use ureq::{Agent, Body, Proxy, Timeout};
+use ureq::{Agent, Body, Proxy, ProxyBuilder, ProxyProtocol, Timeout};
 
 use crate::progress::Progress;
 use crate::staging::{Owner, act_as};
@@ -82,30 +82,38 @@ impl<'a> Hub<'a> {
     /// and root follows no link of his.
     pub(crate) fn download(&self, record: &FileRecord) -> Result<PathBuf, Error> {
         let part = self.partial.join(format!("{}.part", record.sha256));
-        if !self.offline {
-            self.check_endpoint()?;
-            check_proxy(|name| std::env::var_os(name))?;
-        }
         let roots = roots()?;
-        let whole = act_as(self.owner, || self.complete(&part, record, roots))
-            .unwrap_or_else(|error| Err(Error::io("fetch", &part, error)));
-        whole.map_err(|error| self.by_variable(error))?;
+        act_as(self.owner, || self.complete(&part, record, roots))
+            .unwrap_or_else(|error| Err(Error::io("fetch", &part, error)))?;
         Ok(part)
     }
 
+    /// What is whole already needs nobody, whatever the environment says of whom to ask.
     fn complete(&self, part: &Path, record: &FileRecord, roots: RootCerts) -> Result<(), Error> {
-        let fail = |error| Error::io("write", part, error);
-        let (name, bytes) = (&record.path, record.bytes);
         let mut start = std::fs::metadata(part).map_or(0, |meta| meta.len());
-        if start == bytes {
+        if start == record.bytes {
             return Ok(());
         }
         if self.offline {
             return Err(failure("HF_HUB_OFFLINE is set, and the file is in no cache"));
         }
-        if start > bytes {
+        self.check_endpoint()?;
+        check_proxy(&self.endpoint, |name| std::env::var_os(name))?;
+        if start > record.bytes {
             start = 0;
         }
+        self.fetch(part, record, start, roots).map_err(|error| self.by_variable(error))
+    }
+
+    fn fetch(
+        &self,
+        part: &Path,
+        record: &FileRecord,
+        mut start: u64,
+        roots: RootCerts,
+    ) -> Result<(), Error> {
+        let fail = |error| Error::io("write", part, error);
+        let (name, bytes) = (&record.path, record.bytes);
         let asked = self.ask(name, start, roots).inspect_err(|error| {
             // It has less of the file than there is: that was another one's.
             if matches!(error, ureq::Error::StatusCode(416)) {
@@ -222,13 +230,21 @@ impl<'a> Hub<'a> {
     }
 }
 
-/// Refuses a proxy that can't be read: the client would go without, which who names one does not mean. It may have
-/// a password and is not shown.
-fn check_proxy(set: impl Fn(&str) -> Option<OsString>) -> Result<(), Error> {
+/// Refuses proxies of which none can be read: the client passes over such, and would go without in the end. That is not
+/// what who names one means, unless by `NO_PROXY` for this endpoint; where that sends on to is not known yet. A proxy
+/// may have a password and is not shown.
+fn check_proxy(endpoint: &str, set: impl Fn(&str) -> Option<OsString>) -> Result<(), Error> {
+    let text = |name: &str| set(name)?.into_string().ok();
+    let is_read = |name: &str| text(name).is_some_and(|value| Proxy::new(&value).is_ok());
     // An empty one counts as not set.
-    let set = |name| Some((name, set(name).filter(|value| !value.is_empty())?));
-    let Some((name, value)) = PROXIES.into_iter().find_map(set) else { return Ok(()) };
-    if value.to_str().is_some_and(|value| Proxy::new(value).is_ok()) {
+    let is_set = |name: &str| set(name).is_some_and(|value| !value.is_empty());
+    let Some(name) = PROXIES.into_iter().find(|name| is_set(name)) else { return Ok(()) };
+    let listed = ["NO_PROXY", "no_proxy"].into_iter().find_map(text).unwrap_or_default();
+    // Any will do: only a proxy can be asked for whom it is not.
+    let any = Proxy::builder(ProxyProtocol::Http);
+    let any = listed.split(',').fold(any, ProxyBuilder::no_proxy).build();
+    let is_passed = |uri| any.is_ok_and(|any| any.is_no_proxy(&uri));
+    if PROXIES.into_iter().any(is_read) || endpoint.parse::<Uri>().is_ok_and(is_passed) {
         return Ok(());
     }
     Err(failure(format_args!("{name} names no proxy; write http://HOST:PORT, or unset it")))
@@ -297,18 +313,49 @@ mod tests {
         assert_eq!(host("http://user:p@w@[::1]:8080"), "[::1]:8080");
     }
 
+    /// What is said of a hub where these variables are set.
+    fn refusal(endpoint: &str, set: &[(&str, &str)]) -> Option<String> {
+        let value = |name: &str| {
+            let found = set.iter().find(|(variable, _)| *variable == name);
+            found.map(|(_, value)| OsString::from(value))
+        };
+        check_proxy(endpoint, value).err().map(|error| error.to_string())
+    }
+
     #[test]
     fn a_proxy_that_cant_be_read_is_refused_by_its_variable_and_not_shown() {
-        let check = |value: &str| {
-            check_proxy(|name| (name == "HTTPS_PROXY").then(|| value.into()))
-                .map_err(|error| error.to_string())
-        };
         for right in ["", "http://proxy:3128", "user:pw@proxy:3128", "socks5://proxy"] {
-            assert_eq!(check(right), Ok(()), "{right}");
+            assert_eq!(refusal(ENDPOINT, &[("HTTPS_PROXY", right)]), None, "{right}");
         }
         let told = "hub: HTTPS_PROXY names no proxy; write http://HOST:PORT, or unset it";
         for wrong in ["garbage:::", "http://", "ftp://user:pw@proxy:1"] {
-            assert_eq!(check(wrong), Err(told.to_owned()), "{wrong}");
+            let set = |other| [("HTTPS_PROXY", wrong), other];
+            for nothing in [("http_proxy", wrong), ("ALL_PROXY", ""), ("NO_PROXY", "localhost")] {
+                let said = refusal(ENDPOINT, &set(nothing));
+                assert_eq!(said.as_deref(), Some(told), "{wrong} {nothing:?}");
+            }
+            // The client looks for one that it can read, before and behind.
+            for name in ["ALL_PROXY", "http_proxy"] {
+                let said = refusal(ENDPOINT, &set((name, "http://proxy:3128")));
+                assert_eq!(said, None, "{wrong} {name}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_hub_that_is_asked_without_a_proxy_needs_none_that_can_be_read() {
+        let mirror = "https://user:pw@mirror.example:8443/hf";
+        for (listed, is_passed) in [
+            ("*", true),
+            ("localhost,mirror.example", true),
+            (".example", true),
+            ("", false),
+            ("localhost,.mirror.example", false),
+        ] {
+            for variable in ["NO_PROXY", "no_proxy"] {
+                let said = refusal(mirror, &[("ALL_PROXY", "garbage:::"), (variable, listed)]);
+                assert_eq!(said.is_none(), is_passed, "{variable} {listed}: {said:?}");
+            }
         }
     }
 
@@ -324,6 +371,10 @@ mod tests {
             let expected = "which is no URL; write https://HOST";
             assert!(told.contains("HF_ENDPOINT") && told.ends_with(expected), "{told}");
         }
+        // What is there whole is asked of nobody.
+        let part = folder.path().join(format!("{}.part", record.sha256));
+        std::fs::write(&part, b"x").unwrap();
+        assert_eq!(hub.download(&record).unwrap(), part);
         hub.endpoint = "http://user:pw@[::1]:8080/hf".to_owned();
         hub.check_endpoint().unwrap();
     }

@@ -95,13 +95,14 @@ impl Store {
     /// What a model that can be [removed](Self::remove) is called in the store.
     ///
     /// # Errors
-    /// [`Error::NotInstalled`] or [`Error::NoModel`].
+    /// [`Error::NotInstalled`], [`Error::NoFolder`] or [`Error::NoModel`].
     pub fn removable(&self, name: &str) -> Result<String, Error> {
         let built_in = manifest::find(name);
         let name = built_in.map_or(name, |model| model.name.as_str());
         let dir = self.dir.join(name);
         let installed = dir.is_dir();
         if !is_name(name) || !installed && !staging::has_partial(&self.dir, name) {
+            self.check_folder()?;
             // Who wants it gone is not told how to get it.
             let fix = format!("op-dbus models list{}", named(&self.dir));
             return Err(Error::NotInstalled { what: name.to_owned(), dir: self.dir.clone(), fix });
@@ -117,7 +118,7 @@ impl Store {
     /// whether there was a model: else there was only the latter.
     ///
     /// # Errors
-    /// [`Error::NotInstalled`], [`Error::NoModel`], [`Error::Busy`], or what the file system says.
+    /// [`Error::NotInstalled`], [`Error::NoFolder`], [`Error::NoModel`], [`Error::Busy`], or what the file system says.
     pub fn remove(&self, name: &str) -> Result<bool, Error> {
         let name = self.removable(name)?;
         let installed = self.dir.join(&name).is_dir();
@@ -140,7 +141,8 @@ impl Store {
     ///
     /// # Errors
     /// [`Error::Unsupported`] names what was found and what would have been accepted,
-    /// [`Error::Name`] what is wrong with the name, [`Error::Taken`] that another model has it.
+    /// [`Error::Name`] what is wrong with the name, [`Error::Taken`] that another model has it,
+    /// [`Error::NoFolder`] that the store can't be one.
     pub fn import(
         &self,
         source: &Path,
@@ -166,8 +168,8 @@ impl Store {
     /// Fetches a built-in model by name or level; does nothing when it is installed and undamaged.
     ///
     /// # Errors
-    /// [`Error::Unknown`] for a name that is not built in, [`Error::Sources`] with the reason of
-    /// each source when none could deliver.
+    /// [`Error::Unknown`] for a name that is not built in, [`Error::NoFolder`] for a store that can't be
+    /// one, [`Error::Sources`] with the reason of each source when none could deliver.
     pub fn pull(&self, name: &str, options: &PullOptions<'_>) -> Result<Model, Error> {
         self.bring(manifest::pullable(name)?, options)
     }

@@ -192,8 +192,14 @@ fn a_store_that_is_a_file_or_lies_below_one_is_told_as_that() {
     };
     for dir in [file.path().to_owned(), file.path().join("models")] {
         let store = Store::open(&dir);
-        for refused in [store.get("low"), store.pull("low", &options)] {
-            let told = format!("model_dir {} is no folder; set it to one", dir.display());
+        let removed = store.remove("low").map(drop);
+        let got = [store.get("low"), store.pull("low", &options)].map(|got| got.map(drop));
+        for refused in got.into_iter().chain([removed]) {
+            let told = format!(
+                "{} is no folder, or lies below a file; name another with `model_dir` or \
+                 --model-dir",
+                dir.display()
+            );
             assert_eq!(refused.unwrap_err().to_string(), told);
         }
     }
