@@ -1,6 +1,7 @@
 //! What is missing on a machine, and what its administrator is told to do about it.
 
 mod cards;
+mod fit;
 mod folders;
 
 use std::fs;
@@ -24,7 +25,7 @@ use crate::remote::fleet;
 
 /// The tests of this module, and of those below.
 pub fn all() -> Vec<Test> {
-    [tests(), cards::tests(), folders::tests()].into_iter().flatten().collect()
+    [tests(), cards::tests(), fit::tests(), folders::tests()].into_iter().flatten().collect()
 }
 
 tests! {
@@ -40,8 +41,6 @@ tests! {
     a_look_starts_no_worker: [Bus, Low],
     the_running_service_is_told_beside: [Bus],
     a_bus_that_does_not_answer_is_wrong_where_it_was_asked_for: [],
-    settings_that_no_call_gets_past_are_named: [Bus],
-    settings_that_the_model_does_not_fit_are_seen_by_a_look: [Bus, Medium],
     the_installed_unit_is_looked_at: [Low],
     a_credential_of_the_unit_is_shown_to_the_fleet: [Bus, Low],
     wrong_arguments_and_settings_have_their_exit_codes: [Bus],
@@ -214,6 +213,7 @@ async fn a_model_that_is_not_there_is_asked_for() -> Outcome {
     fs::remove_dir(setup.path("models"))?;
     fs::write(setup.path("models"), "")?;
     let found = findings(&setup, 1, &[]).await?;
+    check(&found["general"], "model", "missing")?;
     assert_eq!(found["next"], "set `model_dir` to another place");
     Ok(())
 }
@@ -279,41 +279,6 @@ async fn a_bus_that_does_not_answer_is_wrong_where_it_was_asked_for() -> Outcome
     let found: Value = serde_json::from_str(&finish(command, "").await?.stdout)?;
     check(&found["general"], "service", "unchecked")?;
     assert!(check(&found["general"], "bus", "wrong").is_err(), "{found:#}");
-    Ok(())
-}
-
-/// The provider is the CPU, and another one would do no better.
-async fn settings_that_no_call_gets_past_are_named() -> Outcome {
-    for (key, value) in
-        [("quota_tokens", "1"), ("queue_tokens_max", "1"), ("expect_dimensions", "768")]
-    {
-        let found = findings(&Setup::sim()?.setting(key, value), 1, &[]).await?;
-        let cpu = &found["providers"][0];
-        assert_eq!((&found["works"], &cpu["works"]), (&Value::from(false), &Value::from(false)));
-        check(&cpu["checks"], "proof", "wrong")?;
-        assert!(text(&found["next"]).contains(key), "{found:#}");
-        assert!(!text(&found["next"]).contains("execution_provider"), "{found:#}");
-    }
-    Ok(())
-}
-
-/// Short texts get past the limits, and so a proof would.
-async fn settings_that_the_model_does_not_fit_are_seen_by_a_look() -> Outcome {
-    for (name, key, value) in [
-        ("limits", "quota_tokens", "255"),
-        ("limits", "queue_tokens_max", "8"),
-        ("dimensions", "expect_dimensions", "768"),
-        ("prompt", "models.all-MiniLM-L6-v2.default_prompt", "query"),
-    ] {
-        let setup = Setup::real("medium")?.setting(key, value);
-        let found = findings(&setup, 1, &["--quick", "cpu"]).await?;
-        let wrong = check(&found["general"], name, "wrong")?;
-        let setting = key.rsplit('.').next().unwrap_or_default();
-        assert!(text(&wrong["found"]).contains(setting), "{wrong}");
-        assert_eq!(found["next"], wrong["next"]);
-    }
-    let longest = Setup::real("medium")?.setting("quota_tokens", "256");
-    findings(&longest.setting("queue_tokens_max", "256"), 0, &["--quick", "cpu"]).await?;
     Ok(())
 }
 

@@ -28,6 +28,7 @@ tests! {
     checking_a_configuration: [],
     a_path_that_is_no_text_is_named: [],
     a_default_prompt_that_is_not_there_is_told: [Medium],
+    a_default_prompt_that_fills_the_model_is_told: [Medium],
     a_model_of_other_dimensions_is_told: [Medium],
     workers_log_as_the_last_reload_said: [Bus],
     a_level_of_other_dimensions_is_the_callers_mistake: [Bus, Curl, Low, High],
@@ -304,10 +305,54 @@ async fn a_default_prompt_that_is_not_there_is_told() -> Outcome {
     let right = check("medium", "prompts = { query = \"query: \" }\n").await?;
     assert!(right.code == Some(0) && right.stderr.is_empty(), "{}", right.stderr);
     assert!(right.stdout.contains("in order"), "{}", right.stdout);
-    // As long as all that the model reads: nothing of a text is.
-    let long = format!("prompts = {{ query = \"{}\" }}\n", "word ".repeat(300));
-    let full = check("medium", &long).await?;
-    assert_eq!(full.code, Some(6), "{}", full.stderr);
-    assert!(full.stderr.contains("which fills all 256 tokens"), "{}", full.stderr);
+    Ok(())
+}
+
+/// Nothing is read of a text behind it, unless a call asks for another prompt or for the end of texts.
+async fn a_default_prompt_that_fills_the_model_is_told() -> Outcome {
+    const MODEL: &str = "all-MiniLM-L6-v2";
+    let long = "word ".repeat(300);
+    // One of the user's own, of which no more is read than this; by itself it has such a prompt.
+    let models = tempfile::tempdir()?;
+    let (known, own) = (store().join("models").join(MODEL), models.path().join("mine"));
+    fs::create_dir(&own)?;
+    fs::copy(known.join("tokenizer.json"), own.join("tokenizer.json"))?;
+    let record = fs::read(known.join("op-dbus.json"))?;
+    let mut record: serde_json::Value = serde_json::from_slice(&record)?;
+    record["name"] = "mine".into();
+    record["level"] = serde_json::Value::Null;
+    record["prompts"] = json!({"query": long, "none": ""});
+    record["default_prompt"] = "query".into();
+    fs::write(own.join("op-dbus.json"), record.to_string())?;
+    let file = tempfile::NamedTempFile::new()?;
+    let place = |line: usize| format!("{}, line {line}: ", file.path().display());
+    let models = models.path().display();
+    let mine = format!("model = \"mine\"\nmodel_dir = \"{models}\"\n[models.mine]\n");
+    let built_in = format!(
+        "vector_level = \"medium\"\nmodel_dir = \"{}\"\n[models.{MODEL}]\n",
+        store().join("models").display()
+    );
+    let text = format!("prompts = {{ query = \"{long}\" }}\n");
+    let default = "default_prompt = \"query\"\n";
+    let of_text = |line: usize, model: &str| {
+        format!("{}models.{model}.prompts.query is the default prompt, and fills", place(line))
+    };
+    for (settings, said) in [
+        (format!("{built_in}{default}{text}"), of_text(5, MODEL)),
+        (format!("{mine}{text}"), of_text(4, "mine")),
+        (
+            format!("{mine}{default}"),
+            format!("{}models.mine.default_prompt is \"query\", which fills", place(4)),
+        ),
+        (mine.clone(), "the default prompt \"query\" that mine itself has fills".to_owned()),
+    ] {
+        fs::write(file.path(), settings)?;
+        let mut command = clean(op_dbus());
+        command.args(["config", "check", "--config"]).arg(file.path());
+        let told = finish(command, "").await?;
+        let said = format!("op-dbus: {said} all 256 tokens that the model reads, so that with ");
+        assert!(told.code == Some(0) && told.stderr.contains(&said), "{said}: {}", told.stderr);
+        assert!(!told.stdout.contains("in order"), "{said}: {}", told.stdout);
+    }
     Ok(())
 }

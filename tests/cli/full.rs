@@ -1,11 +1,18 @@
 //! `op-dbus embed` and `rank` with a queue that is full, with one that is smaller than their calls, and with a service
-//! that is restarted.
+//! that is restarted, is stopped, or hangs.
 
 use std::collections::{HashMap, HashSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use op_dbus_api::{Error, ErrorName, Info};
-use zbus::OwnedVariant;
+use futures_util::TryStreamExt;
+use op_dbus_api::{BUS_NAME, Error, ErrorName, Info, ROOT_PATH};
+use zbus::fdo::MonitoringProxy;
+use zbus::message::{Flags, Header};
+use zbus::object_server::Interface;
+use zbus::{Connection, MessageStream, OwnedFd, OwnedVariant};
 
 use super::json_lines;
 use crate::harness::Outcome;
@@ -17,19 +24,38 @@ use crate::harness::registry::tests;
 tests! {
     later_calls_wait_until_there_is_room: [Bus],
     a_service_that_ends_and_comes_back_is_waited_for: [Bus],
+    a_service_that_is_stopped_is_not_started: [Bus],
+    who_was_refused_by_descriptor_starts_no_service_either: [Bus],
+    a_service_that_hangs_is_given_up_by_the_deadline: [Bus],
     room_after_the_deadline_is_not_waited_for: [Bus],
     a_call_that_is_too_large_is_made_smaller: [Bus],
 }
 
 /// How often a call is refused.
 const REFUSALS: usize = 20;
+/// What a bus says of a call to nobody for which it is to start nobody.
+const UNOWNED: &str = "org.freedesktop.DBus.Error.NameHasNoOwner";
 
-/// A service that has room for the first call at once, and for each later one after some refusals, but for one that
-/// finds it on its way out and back. Its vectors have one dimension: the length of each text.
+/// A service that has room for the first call at once, and for each later one after some refusals, but for those that
+/// find it on its way out, for good or to come back. Its vectors have one dimension: the length of each text.
 #[derive(Default)]
 struct Full {
     /// The first texts of calls, as they came.
     tries: Arc<Mutex<Vec<String>>>,
+}
+
+impl Full {
+    /// Counts a try in; how many there were of this text before.
+    fn tried(&self, text: &str) -> usize {
+        let mut tries = self.tries.lock().unwrap_or_else(PoisonError::into_inner);
+        tries.push(text.to_owned());
+        tries.iter().filter(|other| *other == text).count() - 1
+    }
+}
+
+fn lengths(texts: &[String]) -> (Vec<u8>, u32, u32, Info) {
+    let bytes = texts.iter().flat_map(|text| (text.len() as f32).to_le_bytes()).collect();
+    (bytes, texts.len() as u32, 1, Info::default())
 }
 
 #[zbus::interface(name = "org.opdbus.Embedding1.Embedder")]
@@ -38,10 +64,9 @@ impl Full {
         &self,
         texts: Vec<String>,
         _options: HashMap<String, OwnedVariant>,
+        #[zbus(connection)] connection: &Connection,
     ) -> Result<(Vec<u8>, u32, u32, Info), Error> {
-        let mut tries = self.tries.lock().unwrap_or_else(PoisonError::into_inner);
-        let before = tries.iter().filter(|text| **text == texts[0]).count();
-        tries.push(texts[0].clone());
+        let before = self.tried(&texts[0]);
         if texts[0] == "never" {
             let sentence = "the queue is full; try again in 6000 ms";
             return Err(Error::new(ErrorName::Overloaded, sentence));
@@ -50,19 +75,19 @@ impl Full {
             let sentence = "the queue is full; try again in 60000 ms";
             return Err(Error::new(ErrorName::Overloaded, sentence));
         }
-        if texts.iter().any(|text| text == "back") {
-            match before {
-                0 => return Err(Error::new(ErrorName::ShuttingDown, "it is shutting down")),
-                1 => return Err(Error::new(ErrorName::NotReady, "the model is being loaded")),
-                _ => {}
-            }
+        if ["back", "gone"].contains(&&*texts[0]) && before == 0 {
+            // When its caller hears of it, nobody has the name any more.
+            connection.release_name(BUS_NAME).await.expect("the bus takes the name back");
+            return Err(Error::new(ErrorName::ShuttingDown, "it is shutting down"));
+        }
+        if texts[0] == "back" && before == 1 {
+            return Err(Error::new(ErrorName::NotReady, "the model is being loaded"));
         }
         if !["first", "later", "back"].contains(&&*texts[0]) && before < REFUSALS {
             let sentence = "wait for earlier calls, or try again in 1 ms";
             return Err(Error::new(ErrorName::QuotaExceeded, sentence));
         }
-        let bytes = texts.iter().flat_map(|text| (text.len() as f32).to_le_bytes()).collect();
-        Ok((bytes, texts.len() as u32, 1, Info::default()))
+        Ok(lengths(&texts))
     }
 
     #[zbus(property)]
@@ -82,15 +107,43 @@ impl Full {
 }
 
 /// Such a service on the bus, and the tries of its callers.
-async fn full(bus: &PrivateBus) -> Outcome<(zbus::Connection, Arc<Mutex<Vec<String>>>)> {
+async fn full(bus: &PrivateBus) -> Outcome<(Connection, Arc<Mutex<Vec<String>>>)> {
     let service = Full::default();
     let tries = Arc::clone(&service.tries);
-    let connection = zbus::connection::Builder::address(bus.address())
-        .serve_at(op_dbus_api::ROOT_PATH, service)
-        .name(op_dbus_api::BUS_NAME)
-        .build()
-        .await?;
-    Ok((connection, tries))
+    Ok((serve(bus, service).await?, tries))
+}
+
+async fn serve(bus: &PrivateBus, service: impl Interface) -> Outcome<Connection> {
+    let builder = zbus::connection::Builder::address(bus.address());
+    Ok(builder.serve_at(ROOT_PATH, service).name(BUS_NAME).build().await?)
+}
+
+/// A bus that would start the service, and a file that is there once it has tried.
+async fn starting(folder: &Path) -> Outcome<(PrivateBus, PathBuf)> {
+    let (started, config) = (folder.join("started"), folder.join("services.conf"));
+    let exec = format!("/bin/touch {}", started.display());
+    let service = format!("[D-BUS Service]\nName={BUS_NAME}\nExec={exec}\n");
+    fs::write(folder.join(format!("{BUS_NAME}.service")), service)?;
+    let services = format!("<servicedir>{}</servicedir>", folder.display());
+    fs::write(&config, format!("<busconfig>{services}</busconfig>"))?;
+    Ok((PrivateBus::start_with(&[&config], |command| command).await?, started))
+}
+
+/// Has the service back on the bus once somebody was told that nobody has its name.
+async fn comes_back(bus: &PrivateBus, service: Connection) -> Outcome {
+    let connection = bus.connect().await?;
+    MonitoringProxy::new(&connection).await?.become_monitor(&[], 0).await?;
+    let mut said = MessageStream::from(connection);
+    tokio::spawn(async move {
+        while let Some(message) = said.try_next().await? {
+            let is_missed = message.header().error_name().is_some_and(|it| it.as_str() == UNOWNED);
+            if is_missed {
+                return service.request_name(BUS_NAME).await;
+            }
+        }
+        Ok(())
+    });
+    Ok(())
 }
 
 async fn room_after_the_deadline_is_not_waited_for() -> Outcome {
@@ -128,13 +181,91 @@ async fn later_calls_wait_until_there_is_room() -> Outcome {
 }
 
 async fn a_service_that_ends_and_comes_back_is_waited_for() -> Outcome {
-    let bus = PrivateBus::start().await?;
+    let folder = tempfile::tempdir()?;
+    let (bus, started) = starting(folder.path()).await?;
+    let (service, tries) = full(&bus).await?;
+    comes_back(&bus, service.clone()).await?;
+    assert_eq!(cli(&bus, &["embed", "--csv", "back"]).await?.success()?, "4\n");
+    assert_eq!(*tries.lock().unwrap_or_else(PoisonError::into_inner), ["back"; 3]);
+    assert!(!started.exists());
+    Ok(())
+}
+
+async fn a_service_that_is_stopped_is_not_started() -> Outcome {
+    let folder = tempfile::tempdir()?;
+    let (bus, started) = starting(folder.path()).await?;
     let (_service, tries) = full(&bus).await?;
-    // Both may be of one call.
-    let out = cli(&bus, &["embed", "--csv", "first", "back"]).await?.success()?;
-    assert_eq!(out, "5\n4\n");
-    let tries = tries.lock().unwrap_or_else(PoisonError::into_inner);
-    assert!((3..=4).contains(&tries.len()), "{tries:?}");
+    let refused = cli(&bus, &["embed", "--deadline-ms", "1000", "gone"]).await?;
+    assert_eq!(refused.code, Some(3), "{}", refused.stderr);
+    assert!(refused.stderr.contains("start it with `op-dbus daemon"), "{}", refused.stderr);
+    assert_eq!(*tries.lock().unwrap_or_else(PoisonError::into_inner), ["gone"]);
+    assert!(!started.exists());
+    // A bus that is asked for the service would have started it.
+    cli(&bus, &["embed", "x"]).await?;
+    assert!(started.exists());
+    Ok(())
+}
+
+/// Tells who comes with a descriptor that it ends, and takes what comes after that.
+#[derive(Default)]
+struct Ending {
+    /// Calls for which no service is to be started.
+    starting_none: Arc<AtomicUsize>,
+}
+
+#[zbus::interface(name = "org.opdbus.Embedding1.Embedder")]
+impl Ending {
+    async fn embed_from_fd(
+        &self,
+        _source: OwnedFd,
+        _options: HashMap<String, OwnedVariant>,
+    ) -> Result<(OwnedFd, u32, u32, Info), Error> {
+        Err(Error::new(ErrorName::ShuttingDown, "it is shutting down"))
+    }
+
+    async fn embed_packed(
+        &self,
+        texts: Vec<String>,
+        _options: HashMap<String, OwnedVariant>,
+        #[zbus(header)] header: Header<'_>,
+    ) -> Result<(Vec<u8>, u32, u32, Info), Error> {
+        if header.primary().flags().contains(Flags::NO_AUTO_START) {
+            self.starting_none.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(lengths(&texts))
+    }
+}
+
+async fn who_was_refused_by_descriptor_starts_no_service_either() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let service = Ending::default();
+    let starting_none = Arc::clone(&service.starting_none);
+    let _service = serve(&bus, service).await?;
+    // It tells no limits, so that one text is a call of its own and more go by descriptor.
+    let lines = "x\n".repeat(200);
+    let out = cli_with_input(&bus, &["embed", "--csv"], &lines).await?.success()?;
+    assert_eq!(out, "1\n".repeat(200));
+    assert!(starting_none.load(Ordering::Relaxed) > 0);
+    Ok(())
+}
+
+/// Answers no question.
+struct Hanging;
+
+#[zbus::interface(name = "org.opdbus.Embedding1.Embedder")]
+impl Hanging {
+    #[zbus(property)]
+    async fn state(&self) -> String {
+        std::future::pending().await
+    }
+}
+
+async fn a_service_that_hangs_is_given_up_by_the_deadline() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let _service = serve(&bus, Hanging).await?;
+    let refused = cli(&bus, &["embed", "--deadline-ms", "1", "x"]).await?;
+    assert_eq!(refused.code, Some(3), "{}", refused.stderr);
+    assert!(refused.stderr.contains("has not answered for 5 s"), "{}", refused.stderr);
     Ok(())
 }
 
@@ -145,7 +276,7 @@ async fn a_call_that_is_too_large_is_made_smaller() -> Outcome {
     let mut lines: Vec<String> = (0..600).map(|n| format!("line {n}")).collect();
     lines[500] = "x".repeat(1000);
     let path = setup.path("lines");
-    std::fs::write(&path, lines.join("\n"))?;
+    fs::write(&path, lines.join("\n"))?;
     let file = path.display().to_string();
     let embed = ["embed", "--npy", "--file", &file];
     // By a descriptor, of which the service makes batches that fit.
@@ -167,7 +298,7 @@ async fn a_call_that_is_too_large_is_made_smaller() -> Outcome {
 
     // What no call has room for is named.
     lines[500] = "x".repeat(2000);
-    std::fs::write(&path, lines.join("\n"))?;
+    fs::write(&path, lines.join("\n"))?;
     for (truncate, said) in [
         ("error", format!("op-dbus: {file}:501 has 2002 tokens")),
         ("mean", format!("in the call that begins with {file}:501: the call's share of")),

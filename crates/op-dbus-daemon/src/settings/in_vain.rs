@@ -1,6 +1,8 @@
 //! What the settings say that comes to nothing, and is no mistake: it may come to something later. And whether
 //! anything can be embedded with them.
 
+use std::io::ErrorKind;
+
 use op_dbus_engine::Tokenizer;
 use op_dbus_models::{Level, Model, Store, manifest};
 
@@ -12,8 +14,6 @@ use super::table::ROWS;
 use super::types::{CpuEngine, Provider};
 use super::{Loaded, Row, Settings, options};
 
-/// Tokens of a long text of a model that nothing is known of.
-const LONG_TEXT: usize = 512;
 /// Tokens that no text has fewer of: one, and those that it begins and ends with.
 const SHORTEST_TEXT: usize = 3;
 
@@ -71,14 +71,18 @@ pub(super) fn overruled(layers: &[Checked], of_files: usize) -> Vec<String> {
     ROWS.iter().filter_map(sentence).collect()
 }
 
-/// That models are to be in what is no folder.
+/// That models are to be in what is no folder, and can't become one.
 fn no_folder(loaded: &Loaded) -> Option<String> {
-    let Settings { vector_level, model_dir, cpu_engine, .. } = &loaded.settings;
-    let is_needed = *vector_level != Level::None && *cpu_engine != CpuEngine::Sim;
-    let is_none = is_needed && model_dir.metadata().is_ok_and(|found| !found.is_dir());
+    model_name(loaded)?;
+    let model_dir = &loaded.settings.model_dir;
+    let is_none = match model_dir.metadata() {
+        Ok(found) => !found.is_dir(),
+        Err(error) => error.kind() == ErrorKind::NotADirectory,
+    };
     is_none.then(|| {
         format!(
-            "{}: model_dir is {}, which is no folder; name the folder that models are in",
+            "{}: model_dir is {}, which is no folder, or lies below a file; name the folder that \
+             models are in",
             loaded.origin("model_dir"),
             model_dir.display()
         )
@@ -138,14 +142,16 @@ pub(super) fn missing_prompt(loaded: &Loaded, model: &Model) -> Option<String> {
     })
 }
 
-/// That the default prompt of the model in force is as long as what it reads: nothing of a text is read then.
+/// That the default prompt of the model in force is as long as what it reads: nothing is read of a text that is cut at
+/// its end. Calls may ask for another prompt, or for another end.
 pub(super) fn full_prompt(loaded: &Loaded) -> Option<String> {
     let model = in_force(loaded)?;
     let (name, longest) = (&model.name, model.max_input_tokens);
     let own = loaded.settings.models.get(name);
     let default = own.and_then(|own| own.default_prompt.as_ref());
     let prompt = default.or(model.default_prompt.as_ref())?;
-    let text = own.and_then(|own| own.prompts.get(prompt)).or_else(|| model.prompts.get(prompt))?;
+    let own_text = own.and_then(|own| own.prompts.get(prompt));
+    let text = own_text.or_else(|| model.prompts.get(prompt))?;
     // A tokenizer is costly to read, and makes hardly more tokens of a text than it has bytes.
     if text.len() < longest / 2 {
         return None;
@@ -153,34 +159,40 @@ pub(super) fn full_prompt(loaded: &Loaded) -> Option<String> {
     let json = model.read(&model.tokenizer()).ok()?;
     let tokens = Tokenizer::from_bytes(&json, longest).ok()?.ids(text).ok()?.len();
     let key = format!("models.{name}.default_prompt");
+    let of_text = format!("models.{name}.prompts.{prompt}");
+    let which = match default {
+        _ if own_text.is_some() => {
+            format!("{}: {of_text} is the default prompt, and", loaded.place_of(&of_text))
+        }
+        Some(_) => format!("{}: {key} is {prompt:?}, which", loaded.place_of(&key)),
+        None => format!("the default prompt {prompt:?} that {name} itself has"),
+    };
     (tokens >= longest).then(|| {
         format!(
-            "{}: {key} is {prompt:?}, which fills all {longest} tokens that the model reads, so that \
-             all texts get the same vector; make that prompt shorter, or set {key} to \"\"",
-            loaded.place_of(&key)
+            "{which} fills all {longest} tokens that the model reads, so that with the default \
+             truncation all texts get the same vector; use a shorter prompt, or set {key} to \"\""
         )
     })
 }
 
-/// Limits that a long text of the model is above.
-fn short_limits(loaded: &Loaded) -> Vec<String> {
-    let Settings { vector_level, model, cpu_engine, queue_tokens_max, quota_tokens, .. } =
-        &loaded.settings;
-    let Some(name) = model.as_deref().or_else(|| vector_level.model()) else { return Vec::new() };
-    // What the simulator takes is no model's.
-    if *vector_level == Level::None || *cpu_engine == CpuEngine::Sim {
+/// Limits that a long text of the model is above, or even a short one where the model is not known.
+pub(super) fn short_limits(loaded: &Loaded) -> Vec<String> {
+    let Settings { vector_level, queue_tokens_max, quota_tokens, .. } = &loaded.settings;
+    if *vector_level == Level::None {
         return Vec::new();
     }
-    let longest = in_force(loaded).map(|model| model.max_input_tokens).or_else(|| {
-        let built_in = manifest::models().iter().find(|model| model.name == name);
-        built_in.map(|model| model.max_input_tokens)
+    let built_in = |name: &str| manifest::models().iter().find(|model| model.name == name);
+    let known = model_name(loaded).and_then(|name| {
+        let longest = in_force(loaded).map(|model| model.max_input_tokens);
+        let longest = longest.or_else(|| Some(built_in(name)?.max_input_tokens))?;
+        Some((format!("a long text of {name}"), longest))
     });
-    let longest = longest.unwrap_or(LONG_TEXT);
+    let (text, longest) = known.unwrap_or_else(|| ("even a short text".to_owned(), SHORTEST_TEXT));
     let limits = [("queue_tokens_max", *queue_tokens_max), ("quota_tokens", *quota_tokens)];
     let sentence = |(key, limit): (&str, usize)| {
         format!(
-            "{}: {key} is {limit}, and a long text of {name} counts as {longest} tokens or more; raise \
-             it to {longest} at least",
+            "{}: {key} is {limit}, and {text} counts as {longest} tokens or more; raise {key} to \
+             {longest} at least",
             loaded.origin(key)
         )
     };
@@ -198,15 +210,17 @@ fn wrong_dimensions(loaded: &Loaded, model: &Model) -> Option<String> {
     ))
 }
 
-/// The model that the service would embed with, as far as it is in the store.
+/// What the model is called that the service would embed with; the simulator has none of the store.
+fn model_name(loaded: &Loaded) -> Option<&str> {
+    let Settings { vector_level, model, cpu_engine, .. } = &loaded.settings;
+    let has_one = *vector_level != Level::None && *cpu_engine != CpuEngine::Sim;
+    let name = model.as_deref().or_else(|| vector_level.model());
+    name.filter(|_| has_one)
+}
+
+/// The same model, as far as it is in the store.
 fn in_force(loaded: &Loaded) -> Option<Model> {
-    let Settings { vector_level, model, model_dir, cpu_engine, .. } = &loaded.settings;
-    // The simulator has no model of the store.
-    if *vector_level == Level::None || *cpu_engine == CpuEngine::Sim {
-        return None;
-    }
-    let name = model.as_deref().or_else(|| vector_level.model())?;
-    Store::open(model_dir).get(name).ok()
+    Store::open(&loaded.settings.model_dir).get(model_name(loaded)?).ok()
 }
 
 /// Whether something that is told keeps the model in force from being served.

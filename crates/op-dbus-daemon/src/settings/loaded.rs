@@ -100,6 +100,11 @@ impl Loaded {
         in_vain::full_prompt(self)
     }
 
+    /// What is said of limits that no long text of the model in force fits; `warnings` has it as well.
+    pub fn short_limits(&self) -> Vec<String> {
+        in_vain::short_limits(self)
+    }
+
     /// Keeps in the state file what was changed. Waits for the disk.
     ///
     /// # Errors

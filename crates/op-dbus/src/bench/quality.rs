@@ -12,7 +12,7 @@ use super::corpus::{Corpus, calls};
 use super::ranks::spearman;
 use super::stage::{Stage, Target};
 use super::variant::Facts;
-use crate::cli::{Failure, check_text};
+use crate::cli::{Failure, check_text, decoded, unmarked};
 
 /// Texts of each collection whose vectors are compared, and their tokens: the slowest model takes
 /// some seconds for them.
@@ -38,8 +38,9 @@ impl Pairs {
     /// that put nothing in order.
     pub fn read(path: &Path) -> Result<Self, Failure> {
         let name = path.display();
-        let content = std::fs::read_to_string(path)
+        let content = std::fs::read(path)
             .map_err(|error| Failure::refused(format!("can't read {name}: {error}")))?;
+        let content = decoded(unmarked(&content), &name.to_string())?;
         let mut pairs = Self { texts: Vec::new(), scores: Vec::new() };
         for (line, number) in content.lines().zip(1_u64..).filter(|(line, _)| !line.is_empty()) {
             let place = format!("{name}, line {number}");
@@ -205,6 +206,9 @@ mod tests {
             Pairs::read(&path).map(|pairs| pairs.scores).map_err(|error| error.message().to_owned())
         };
         assert_eq!(read("a\tb\t1\n\nc\td\t0.5\n"), Ok(vec![1.0, 0.5]));
+        let marked = folder.path().join("marked");
+        std::fs::write(&marked, "\u{feff}a\tb\t1\nc\td\t0.5\n").unwrap();
+        assert_eq!(Pairs::read(&marked).ok().map(|pairs| pairs.texts[0].clone()), Some("a".into()));
         for score in ["nan", "inf", "x", ""] {
             let error = read(&format!("a\tb\t1\nc\td\t{score}\n")).unwrap_err();
             assert!(error.contains("line 2: not text"), "{error}");

@@ -6,14 +6,15 @@ use std::time::Duration;
 
 use op_dbus_api::{EmbedderProxy, Error, ErrorName, is_about_text, retry_after};
 use tokio::sync::Mutex;
+use zbus::DynamicTuple;
+use zbus::proxy::MethodFlags;
 
 use super::bulk;
+use super::client::absence;
 use super::packed::{Options, Reply};
 use super::places::Places;
 use super::{Failure, Service};
 
-/// How much later than its deadline a call may be answered.
-const DEADLINE_GRACE: Duration = Duration::from_secs(5);
 /// How long room in a full queue, or a service that comes back, is waited for by the first call, before which nothing
 /// was computed.
 const FIRST_ROOM: Duration = Duration::from_secs(6);
@@ -32,7 +33,7 @@ pub struct Caller {
     inline_texts_max: usize,
     /// Whether the service is known to have no calls by file descriptors, or no way for these.
     inline_alone: AtomicBool,
-    /// Whether a call had to wait for room.
+    /// Whether a call had to wait for room, or for a service that ends.
     is_full: AtomicBool,
     /// Whose turn it is then, in the order of the calls: else later ones would take the room that earlier ones come back
     /// for.
@@ -64,11 +65,18 @@ impl Caller {
         texts: Vec<String>,
     ) -> Result<Vec<Reply>, Failure> {
         let name = |number: u64| Some(places.name(first.checked_add(number)?));
-        if texts.len() > self.inline_texts_max && !self.inline_alone.load(Ordering::Relaxed) {
+        // None goes before a call that waits.
+        let in_replies =
+            self.inline_alone.load(Ordering::Relaxed) || self.is_full.load(Ordering::Relaxed);
+        if texts.len() > self.inline_texts_max && !in_replies {
             match bulk::embed(&self.embedder, &texts, self.options.to_dict()).await {
                 Ok((bytes, shape, info)) => {
                     let vectors = (bytes, self.options.encoding);
                     return Ok(vec![Reply::new((first, texts), vectors, shape, info)?]);
+                }
+                // It is not to be started by what is asked again.
+                Err(bulk::Error::Call(error)) if is(&error, ErrorName::ShuttingDown) => {
+                    self.is_full.store(true, Ordering::Relaxed);
                 }
                 // Others of this user may have all streams: there is still the queue. And a provider
                 // that has failed is replaced in the midst of these calls alone.
@@ -136,75 +144,73 @@ impl Caller {
         Ok(parts)
     }
 
-    /// One call, for which room in the queue is waited for. Its first text is number `first` over all calls.
+    /// One call, for which room in the queue, or a service that comes back, is waited for. Its first text is number
+    /// `first` over all calls.
     async fn packed(
         &self,
         first: u64,
         texts: &[String],
     ) -> Result<Result<bulk::Reply, zbus::Error>, Failure> {
         let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
-        let deadline = self.deadline().filter(|_| first == 0);
+        let deadline = self.options.deadline().filter(|_| first == 0);
         let mut room = match (first, deadline) {
             (0, deadline) => deadline.unwrap_or(FIRST_ROOM).min(FIRST_ROOM),
-            _ => self.limit().unwrap_or(ROOM),
+            _ => self.options.limit().unwrap_or(ROOM),
         };
         let (mut turn, mut waited) = (None, false);
-        let answer = 'answered: loop {
+        loop {
             if turn.is_none() && self.is_full.load(Ordering::Relaxed) {
                 turn = Some(self.turn.lock().await);
             }
-            let call = self.embedder.embed_packed(&texts, self.options.to_dict());
-            let answer = self.answer(call).await?;
-            let pause = answer.as_ref().err().and_then(pause_of).unwrap_or_default();
-            let leaves =
-                answer.as_ref().err().is_some_and(|error| is(error, ErrorName::ShuttingDown));
-            // What comes after its deadline is of no use, and nothing is lost without it.
-            let is_late = deadline.is_some_and(|deadline| deadline < FIRST_ROOM) && pause > room;
-            let pause = pause.min(room);
-            if pause.is_zero() || is_late {
+            let answer = self.answer(self.embed(&texts, turn.is_none())).await?;
+            let error = answer.as_ref().err();
+            let is_away = turn.is_some() && error.is_some_and(|error| absence(error).is_some());
+            let pause = if is_away { Some(PAUSE) } else { error.and_then(pause_of) };
+            let Some(pause) = pause else {
                 if turn.is_some() && !waited {
                     // There is room for more again.
                     self.is_full.store(false, Ordering::Relaxed);
                 }
-                break answer;
-            }
+                return Ok(answer);
+            };
             self.is_full.store(true, Ordering::Relaxed);
+            // What comes after its deadline is of no use, and nothing is lost without it.
+            let is_late = deadline.is_some_and(|deadline| deadline < FIRST_ROOM) && pause > room;
+            if room.is_zero() || is_late {
+                return Ok(answer);
+            }
             if turn.is_none() {
                 // Its own earlier calls are what it waits for, however long they take.
                 continue;
             }
+            let pause = pause.min(room);
             waited = true;
             room -= pause;
             tokio::time::sleep(pause).await;
-            // Who restarts it starts it again; who has stopped it does not want that of us.
-            while leaves && !self.service.is_running().await? {
-                if room.is_zero() {
-                    break 'answered answer;
-                }
-                let pause = PAUSE.min(room);
-                room -= pause;
-                tokio::time::sleep(pause).await;
+        }
+    }
+
+    /// One try. What waits does not start a service that is away: who restarts it does, and who has stopped it does not
+    /// want that.
+    async fn embed(&self, texts: &[&str], may_start: bool) -> Result<bulk::Reply, zbus::Error> {
+        let options = self.options.to_dict();
+        let (bytes, rows, dimensions, info) = match may_start {
+            true => self.embedder.embed_packed(texts, options).await?,
+            false => {
+                let arguments = DynamicTuple((texts, options));
+                let flags = MethodFlags::NO_AUTO_START;
+                let call = self.embedder.inner().call_with_flags("EmbedPacked", flags, &arguments);
+                call.await?.ok_or(zbus::Error::InvalidReply)?
             }
         };
-        Ok(answer.map(|(bytes, rows, dimensions, info)| {
-            (bytes.into_vec().into(), (rows, dimensions), info)
-        }))
-    }
-
-    /// How long the answer to one try is waited for: a service may not keep a deadline.
-    fn limit(&self) -> Option<Duration> {
-        Some(self.deadline()? + DEADLINE_GRACE)
-    }
-
-    fn deadline(&self) -> Option<Duration> {
-        Some(Duration::from_millis(self.options.deadline_ms?.into()))
+        Ok((bytes.into_vec().into(), (rows, dimensions), info))
     }
 
     async fn answer<T>(
         &self,
         call: impl Future<Output = Result<T, zbus::Error>>,
     ) -> Result<Result<T, zbus::Error>, Failure> {
-        let Some(limit) = self.limit() else { return Ok(call.await) };
+        let Some(limit) = self.options.limit() else { return Ok(call.await) };
         let answer = tokio::time::timeout(limit, call).await;
         answer.map_err(|_| self.service.silent(limit))
     }

@@ -30,6 +30,8 @@ const QUIET_WAIT: Duration = Duration::from_secs(1);
 pub struct Service {
     connection: Connection,
     bus: Bus,
+    /// How long it may take to tell what it knows.
+    patience: Duration,
 }
 
 /// Connects to `bus`. Whether the service is there shows at the first call.
@@ -41,7 +43,9 @@ pub async fn connect(bus: &Bus) -> Result<Service, Failure> {
         Failure::unreachable(format!("can't reach {} ({reason}): {}", place(bus), bus.remedy()))
     };
     match tokio::time::timeout(CONNECT_TIMEOUT, bus.builder().build()).await {
-        Ok(Ok(connection)) => Ok(Service { connection, bus: bus.clone() }),
+        Ok(Ok(connection)) => {
+            Ok(Service { connection, bus: bus.clone(), patience: ANSWER_TIMEOUT })
+        }
         Ok(Err(error)) => Err(unreachable(error.to_string())),
         Err(_) => Err(unreachable(format!("no answer in {} s", CONNECT_TIMEOUT.as_secs()))),
     }
@@ -104,6 +108,12 @@ fn place(bus: &Bus) -> String {
 }
 
 impl Service {
+    /// The same, of which no answer is waited for longer than this.
+    pub fn patient_for(self, limit: Option<Duration>) -> Self {
+        let patience = limit.map_or(self.patience, |limit| limit.min(self.patience));
+        Self { patience, ..self }
+    }
+
     /// The methods for embedding. Properties are read through [`Service::properties`].
     pub async fn embedder(&self) -> Result<EmbedderProxy<'static>, Failure> {
         let proxy = EmbedderProxy::builder(&self.connection).cache_properties(CacheProperties::No);
@@ -117,7 +127,7 @@ impl Service {
     pub async fn direct(&self) -> Result<Self, Failure> {
         let direct = op_dbus_api::direct(&self.embedder().await?).await;
         let connection = direct.map_err(|error| self.failure(&error))?;
-        Ok(Self { connection, bus: self.bus.clone() })
+        Ok(Self { connection, ..self.clone() })
     }
 
     /// Asks for nothing, as every D-Bus service allows.
@@ -145,14 +155,14 @@ impl Service {
     /// The answer to a call for what the service knows without computing.
     ///
     /// # Errors
-    /// As of every call; exit code 3 when there is none in 30 s.
+    /// As of every call; exit code 3 when there is none in 30 s, or [less](Self::patient_for).
     pub async fn told<T>(
         &self,
         call: impl Future<Output = Result<T, zbus::Error>>,
     ) -> Result<T, Failure> {
-        match tokio::time::timeout(ANSWER_TIMEOUT, call).await {
+        match tokio::time::timeout(self.patience, call).await {
             Ok(answer) => answer.map_err(|error| self.failure(&error)),
-            Err(_) => Err(self.silent(ANSWER_TIMEOUT)),
+            Err(_) => Err(self.silent(self.patience)),
         }
     }
 
@@ -251,7 +261,7 @@ impl Service {
 
 /// Why nobody owns the service's name and nobody is started to own it, if that is so; empty where nobody could
 /// be.
-fn absence(error: &zbus::Error) -> Option<&str> {
+pub fn absence(error: &zbus::Error) -> Option<&str> {
     match error {
         zbus::Error::FDO(error) => match &**error {
             fdo::Error::ServiceUnknown(_) => Some(""),

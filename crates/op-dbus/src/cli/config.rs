@@ -130,7 +130,7 @@ pub fn run(args: Args) -> Done {
             let (lacking, full) = (lacking_isa(&loaded), loaded.full_prompt());
             let more: Vec<&String> = lacking.iter().chain(&full).collect();
             more.iter().for_each(tell);
-            if full.is_some() || loaded.serves_nothing(lacking.is_none()) {
+            if loaded.serves_nothing(lacking.is_none()) {
                 let why = "nothing can be embedded with these settings; the warnings say why";
                 return Err(Failure::not_configured(why));
             }
@@ -146,14 +146,14 @@ pub fn run(args: Args) -> Done {
 }
 
 /// That the CPU is to compute with instructions that it does not have.
-fn lacking_isa(loaded: &Loaded) -> Option<String> {
+pub(super) fn lacking_isa(loaded: &Loaded) -> Option<String> {
     let Settings { cpu_engine, cpu_isa, .. } = &loaded.settings;
     let has: Vec<&str> = Isa::available().into_iter().map(Isa::as_str).collect();
     let is_met = cpu_isa == "auto" || has.contains(&cpu_isa.as_str());
     (*cpu_engine == CpuEngine::Native && !is_met).then(|| {
         format!(
-            "{}: cpu_isa is {cpu_isa}, which this CPU lacks; it has {}; write one of these, or \
-             auto",
+            "{}: cpu_isa is {cpu_isa}, which this CPU lacks (it has {}); set cpu_isa to one of \
+             these, or to auto",
             loaded.origin("cpu_isa"),
             has.join(", ")
         )
@@ -202,7 +202,7 @@ mod tests {
         };
         let alone = [("cpu_isa", lacking), ("execution_provider", "cpu"), ("fallback", "none")];
         let (sentence, nothing) = told(&alone);
-        let start = format!("flag --cpu-isa: cpu_isa is {lacking}, which this CPU lacks; it has ");
+        let start = format!("flag --cpu-isa: cpu_isa is {lacking}, which this CPU lacks (it has ");
         assert!(nothing && sentence.starts_with(&start), "{sentence}");
         let (sentence, nothing) = told(&[alone[0], ("execution_provider", "cuda")]);
         assert!(!nothing && sentence.starts_with(&start), "{sentence}");

@@ -163,7 +163,7 @@ impl Examination {
         let sandbox = self.unit.as_ref().ok().filter(|_| self.bus == Bus::System);
         general.extend(folders::checks(settings, &who, self.unit.as_ref().ok(), sandbox));
         general.push(general::policy(&self.root, &self.bus));
-        general.push(general::cpu(settings));
+        general.push(general::cpu(&self.loaded));
         let asked = self.asked();
         let mut providers = Vec::new();
         for provider in names().filter(|one| self.named.is_empty() || asked.contains(one)) {

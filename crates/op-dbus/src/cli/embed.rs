@@ -28,8 +28,8 @@ const STDOUT: [&str; 4] = ["-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"];
 #[command(group = ArgGroup::new("format").args(["json", "npy", "csv"]))]
 #[command(after_help = format!("\
 Texts come from the arguments, from files, or from standard input, one text a line (an empty line is
-an empty text). On a terminal a short table is shown; a pipe gets one vector a line. Any amount of
-text is streamed in constant memory.
+an empty text), without the byte order mark that a file may begin with. On a terminal a short table
+is shown; a pipe gets one vector a line. Any amount of text is streamed in constant memory.
 
 Examples:
   op-dbus embed 'the disk is full' 'no space left on device'
@@ -91,7 +91,8 @@ pub fn run(mut args: Args) -> Done {
 }
 
 async fn embed(args: Args, format: Format) -> Done {
-    let service = connect(&args.bus.bus).await?;
+    // The first question has no deadline that the service would keep.
+    let service = connect(&args.bus.bus).await?.patient_for(args.options.limit());
     let inline = CallLimits::of(&service.settled().await?);
     let output = args.output;
     let to = output.as_deref();

@@ -52,7 +52,7 @@ pub use failure::{
 pub use numbers::floats;
 pub use own_cache::instead_of as cache_instead_of;
 pub use packed::{CALL_BYTES_MAX, name_of};
-pub use texts::{check as check_text, decoded};
+pub use texts::{check as check_text, decoded, unmarked};
 
 /// How a command ends.
 pub type Done = Result<ExitCode, Failure>;

@@ -1,6 +1,7 @@
 //! One call for vectors: its options, its size, its reply.
 
 use std::collections::HashMap;
+use std::time::Duration;
 
 use clap::ValueEnum;
 use op_dbus_api::{Info, cosine, option};
@@ -19,6 +20,8 @@ const CALL_TEXTS_MAX: usize = 256;
 const BULK_CALL_TEXTS_MAX: usize = 2048;
 /// Bytes of text in one call, far below what a bus carries in one message.
 pub const CALL_BYTES_MAX: usize = 4 * 1024 * 1024;
+/// How much later than its deadline a call may be answered.
+const DEADLINE_GRACE: Duration = Duration::from_secs(5);
 
 /// The options of a packed call.
 #[derive(clap::Args, Clone, Default)]
@@ -42,7 +45,7 @@ pub struct Options {
     pub(super) encoding: Encoding,
     /// Give a call up after this many milliseconds
     #[arg(long, value_name = "MS")]
-    pub(super) deadline_ms: Option<u32>,
+    deadline_ms: Option<u32>,
     /// Queue class; calls with 64 texts or more are `bulk` in any case
     #[arg(long, value_enum)]
     priority: Option<Priority>,
@@ -72,6 +75,16 @@ impl Options {
             Some(_) => inline,
             None => CallLimits { texts_max: BULK_CALL_TEXTS_MAX, ..inline },
         }
+    }
+
+    /// When a call is given up.
+    pub fn deadline(&self) -> Option<Duration> {
+        Some(Duration::from_millis(self.deadline_ms?.into()))
+    }
+
+    /// How long the answer to one try is waited for: a service may not keep a deadline.
+    pub fn limit(&self) -> Option<Duration> {
+        Some(self.deadline()? + DEADLINE_GRACE)
     }
 
     /// To collect the texts that are too long, for what these options do with them.

@@ -22,7 +22,8 @@ const TERMINAL_TEXT_CHARS: usize = 160;
 #[derive(clap::Args)]
 #[command(after_help = format!("\
 Candidates come from the arguments, from files, or from standard input, one a line; blank lines are
-passed over. A score is the cosine of two vectors: 1 is the same direction, 0 unrelated.
+passed over, and so is the byte order mark that a file may begin with. A score is the cosine of two
+vectors: 1 is the same direction, 0 unrelated.
 
 Examples:
   op-dbus rank 'why did it stop' 'disk full' 'user logged in' 'killed: out of memory'

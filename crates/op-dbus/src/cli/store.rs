@@ -75,7 +75,8 @@ pub(super) const REFUSED: &str = "refused";
 pub(super) fn looked<T>(found: Result<T, Error>) -> (Option<T>, &'static str, Option<String>) {
     match found {
         Ok(found) => (Some(found), INSTALLED, None),
-        Err(Error::NotInstalled { .. }) => (None, MISSING, None),
+        // That there is no store is told once, and not of each.
+        Err(Error::NotInstalled { .. } | Error::NoFolder { .. }) => (None, MISSING, None),
         Err(Error::NoLibrary(_)) => (None, "not for this machine", None),
         Err(error @ Error::Permission { .. }) => (None, REFUSED, Some(error.to_string())),
         Err(error) => (None, DAMAGED, Some(error.to_string())),

@@ -13,14 +13,11 @@ use tokio::sync::mpsc;
 use super::places::{Places, place};
 use super::{Failure, tell};
 
-/// How far the reader may be ahead of the calls. This bounds the memory of a client, whatever the
-/// size of its input.
+/// How far the reader may be ahead of the calls, which bounds a client's memory, whatever the size of its input.
 const READ_AHEAD_TEXTS: usize = 4096;
 const READ_AHEAD_BYTES: usize = 8 << 20;
 /// The name of standard input.
 const STDIN: &str = "-";
-/// What a file may begin with that is no text of it: how it is written.
-const MARK: &[u8] = "\u{feff}".as_bytes();
 
 /// The texts of a command.
 #[derive(Debug)]
@@ -67,8 +64,7 @@ pub struct Texts {
 }
 
 impl Texts {
-    /// Starts reading on a thread of its own, so that a slow input does not hold up calls that
-    /// are under way.
+    /// Starts reading on a thread of its own, so that a slow input does not hold up calls that are under way.
     pub fn read(source: Source, limits: CallLimits) -> Self {
         let (outgoing, texts) = channel(limits);
         std::thread::spawn(move || {
@@ -238,7 +234,7 @@ fn feed_lines(
             .take(line_bytes_max)
             .read_until(b'\n', &mut line)
             .map_err(|error| unread(name, &error))?;
-        let line = if lines == 0 { line.strip_prefix(MARK).unwrap_or(&line) } else { &line[..] };
+        let line = if lines == 0 { unmarked(&line) } else { &line[..] };
         if line.is_empty() {
             return Ok(lines);
         }
@@ -255,14 +251,19 @@ fn feed_lines(
     }
 }
 
-/// The text of a line's bytes.
-pub fn decoded<'a>(line: &'a [u8], place: &str) -> Result<&'a str, Failure> {
-    std::str::from_utf8(line).map_err(|_| {
+/// A file without the mark that it may begin with, which is no text of it: how it is written.
+pub fn unmarked(file: &[u8]) -> &[u8] {
+    file.strip_prefix("\u{feff}".as_bytes()).unwrap_or(file)
+}
+
+/// The text of a line's bytes, or of a whole file's.
+pub fn decoded<'a>(bytes: &'a [u8], place: &str) -> Result<&'a str, Failure> {
+    std::str::from_utf8(bytes).map_err(|_| {
         // UTF-16 begins with its mark, in either order.
-        let is_utf16 = line.starts_with(b"\xff\xfe") || line.starts_with(b"\xfe\xff");
-        let from = if is_utf16 { "UTF-16" } else { "LATIN1" };
+        let is_utf16 = bytes.starts_with(b"\xff\xfe") || bytes.starts_with(b"\xfe\xff");
+        let from = if is_utf16 { "UTF-16" } else { "ENCODING" };
         Failure::refused(format!(
-            "{place}: not UTF-8 text; convert it, e.g. `iconv -f {from} -t UTF-8`"
+            "{place}: not UTF-8 text; mend it, or convert it with `iconv -f {from} -t UTF-8`"
         ))
     })
 }
@@ -338,10 +339,9 @@ mod tests {
 
     #[test]
     fn what_dbus_text_cannot_hold_is_refused() {
-        let sentence = "in:1: not UTF-8 text; convert it, e.g. `iconv -f LATIN1 -t UTF-8`";
-        assert_eq!(lines(b"\xff\n").unwrap_err(), Failure::refused(sentence));
-        let utf16 = lines(b"\xff\xfea\0\n\0").unwrap_err();
-        assert!(utf16.message().ends_with("`iconv -f UTF-16 -t UTF-8`"), "{utf16:?}");
+        let own = "in:1: not UTF-8 text; mend it, or convert it with `iconv -f ENCODING -t UTF-8`";
+        assert_eq!(lines(b"\xff\n").unwrap_err(), Failure::refused(own));
+        assert!(lines(b"\xff\xfea\0\n\0").unwrap_err().message().contains("`iconv -f UTF-16 "));
         let sentence = "in:1: a NUL byte, which D-Bus text can't hold";
         assert_eq!(lines(b"a\0b\n").unwrap_err(), Failure::refused(sentence));
     }

@@ -69,6 +69,12 @@ impl Check {
         Self { state: State::Wrong, ..Self::missing(check, found, next) }
     }
 
+    /// The same by a sentence that ends in what to do.
+    pub fn told(check: &'static str, sentence: &str) -> Self {
+        let (found, next) = sentence.split_once("; ").unwrap_or((sentence, ""));
+        Self::wrong(check, found, next)
+    }
+
     /// Whether it stands in the way.
     pub fn failed(&self) -> bool {
         matches!(self.state, State::Missing | State::Wrong)

@@ -3,10 +3,11 @@
 use std::fs;
 
 use op_dbus_daemon::service::{Error, wanted};
-use op_dbus_daemon::settings::{Bus, CpuEngine, Loaded, Settings};
-use op_dbus_models::{Model, Store, named};
+use op_dbus_daemon::settings::{Bus, CpuEngine, Loaded};
+use op_dbus_models::{Error as StoreError, Model, Store, named};
 use op_dbus_native::Isa;
 
+use super::super::config::lacking_isa;
 use super::check::Check;
 use super::facts;
 use super::machine::Root;
@@ -49,7 +50,9 @@ pub fn model(loaded: &Loaded) -> (Check, Option<Model>) {
             };
             let found = format!("{by}{found}");
             let check = match error {
-                op_dbus_models::Error::NotInstalled { .. } => Check::missing("model", found, next),
+                StoreError::NotInstalled { .. } | StoreError::NoFolder { .. } => {
+                    Check::missing("model", found, next)
+                }
                 _ => Check::wrong("model", found, next),
             };
             (check, None)
@@ -57,36 +60,20 @@ pub fn model(loaded: &Loaded) -> (Check, Option<Model>) {
     }
 }
 
-/// What the settings say that this model can't be served with, or that leaves no room for its longest text: no worker
-/// is needed to see that.
+/// What the settings say that this model can't be served with, or that leaves no room for its texts: no worker is
+/// needed to see that.
 pub fn fit(loaded: &Loaded, model: &Model) -> Vec<Check> {
-    let Settings { expect_dimensions, queue_tokens_max, quota_tokens, .. } = loaded.settings;
-    let (name, longest, found) = (&model.name, model.max_input_tokens, model.dimensions);
+    let (expected, found) = (loaded.settings.expect_dimensions, model.dimensions);
     let mut checks = Vec::new();
-    if let Some(expected) = expect_dimensions.filter(|expected| *expected != found) {
-        let origin = loaded.origin("expect_dimensions").clone();
-        let reason = Error::Dimensions { model: name.clone(), expected, origin, found }.to_string();
+    if let Some(expected) = expected.filter(|expected| *expected != found) {
+        let (name, origin) = (model.name.clone(), loaded.origin("expect_dimensions").clone());
+        let reason = Error::Dimensions { model: name, expected, origin, found }.to_string();
         let (found, next) = reason.split_once("; ").unwrap_or((&reason, ""));
         checks.push(Check::wrong("dimensions", found, facts::known(found).unwrap_or(next)));
     }
-    if let Some(reason) = loaded.missing_prompt(model) {
-        let (found, next) = reason.split_once("; ").unwrap_or((&reason, ""));
-        checks.push(Check::wrong("prompt", found, next));
-    }
-    for (key, limit) in [("queue_tokens_max", queue_tokens_max), ("quota_tokens", quota_tokens)] {
-        if limit < longest {
-            let origin = loaded.origin(key);
-            let found = format!(
-                "{key} is {limit} ({origin}), and a long text of {name} counts as {longest} tokens or \
-                 more"
-            );
-            checks.push(Check::wrong(
-                "limits",
-                found,
-                format!("raise {key} to {longest} at least"),
-            ));
-        }
-    }
+    let prompt = loaded.missing_prompt(model).or_else(|| loaded.full_prompt());
+    checks.extend(prompt.map(|sentence| Check::told("prompt", &sentence)));
+    checks.extend(loaded.short_limits().iter().map(|sentence| Check::told("limits", sentence)));
     checks
 }
 
@@ -120,8 +107,8 @@ pub fn policy(root: &Root, bus: &Bus) -> Check {
 }
 
 /// What the native engine has of this CPU, where it is to compute.
-pub fn cpu(settings: &Settings) -> Check {
-    match settings.cpu_engine {
+pub fn cpu(loaded: &Loaded) -> Check {
+    match loaded.settings.cpu_engine {
         CpuEngine::Native => {}
         CpuEngine::Ort => {
             let why = "ONNX Runtime chooses its instructions itself (cpu_engine is ort)";
@@ -131,22 +118,20 @@ pub fn cpu(settings: &Settings) -> Check {
             return Check::unchecked("cpu", "vectors are simulated (cpu_engine is sim)");
         }
     }
-    let available: Vec<&str> = Isa::available().into_iter().map(Isa::as_str).collect();
-    let has = format!("{} (has {})", Isa::best().as_str(), available.join(", "));
-    match settings.cpu_isa.as_str() {
-        "auto" => Check::ok("cpu", has),
-        wanted if available.contains(&wanted) => Check::ok("cpu", wanted),
-        wanted => Check::wrong(
-            "cpu",
-            format!("cpu_isa is {wanted}, which this CPU lacks; it has {}", available.join(", ")),
-            "set cpu_isa to auto",
-        ),
+    match (lacking_isa(loaded), loaded.settings.cpu_isa.as_str()) {
+        (Some(sentence), _) => Check::told("cpu", &sentence),
+        (None, "auto") => {
+            let available: Vec<&str> = Isa::available().into_iter().map(Isa::as_str).collect();
+            let best = Isa::best().as_str();
+            Check::ok("cpu", format!("{best} (has {})", available.join(", ")))
+        }
+        (None, wanted) => Check::ok("cpu", wanted),
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use op_dbus_daemon::settings::Sources;
+    use op_dbus_daemon::settings::{Settings, Sources};
 
     use super::super::check::State;
     use super::*;
@@ -155,10 +140,6 @@ mod tests {
         let mut sources = Sources::under(root);
         sources.flags.extend(flags.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())));
         Settings::load(&sources).unwrap()
-    }
-
-    fn settings(root: &std::path::Path, flags: &[(&str, &str)]) -> Settings {
-        loaded(root, flags).settings
     }
 
     #[test]
@@ -193,14 +174,16 @@ mod tests {
     #[test]
     fn the_instruction_set_is_one_that_the_cpu_has() {
         let folder = tempfile::tempdir().unwrap();
-        assert_eq!(cpu(&settings(folder.path(), &[])).state, State::Ok);
-        assert_eq!(cpu(&settings(folder.path(), &[("cpu_isa", "portable")])).state, State::Ok);
+        assert_eq!(cpu(&loaded(folder.path(), &[])).state, State::Ok);
+        assert_eq!(cpu(&loaded(folder.path(), &[("cpu_isa", "portable")])).state, State::Ok);
         let lacking = Isa::ALL.iter().find(|isa| !isa.is_available()).unwrap().as_str();
-        assert_eq!(cpu(&settings(folder.path(), &[("cpu_isa", lacking)])).state, State::Wrong);
+        let wrong = cpu(&loaded(folder.path(), &[("cpu_isa", lacking)]));
+        assert_eq!(wrong.state, State::Wrong);
+        assert_eq!(wrong.next.as_deref(), Some("set cpu_isa to one of these, or to auto"));
         // Nothing depends on it where the native engine does not compute.
-        let simulated = settings(folder.path(), &[("cpu_isa", lacking), ("cpu_engine", "sim")]);
+        let simulated = loaded(folder.path(), &[("cpu_isa", lacking), ("cpu_engine", "sim")]);
         assert_eq!(cpu(&simulated).state, State::Unchecked);
-        let by_runtime = settings(folder.path(), &[("cpu_engine", "ort")]);
+        let by_runtime = loaded(folder.path(), &[("cpu_engine", "ort")]);
         assert_eq!(cpu(&by_runtime).state, State::Unchecked);
     }
 }

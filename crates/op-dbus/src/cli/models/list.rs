@@ -105,10 +105,13 @@ mod tests {
 
     #[test]
     fn list_shows_the_built_in_models_of_an_empty_store() {
-        let dir = std::env::temp_dir().join("op-dbus-there-is-no-such-folder");
-        let rows = rows(&Store::open(dir));
-        assert_eq!(rows.len(), 3);
-        assert!(rows.iter().all(|row| row.state == MISSING && row.reason.is_none()));
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let none = std::env::temp_dir().join("op-dbus-there-is-no-such-folder");
+        for dir in [none, file.path().join("models")] {
+            let rows = rows(&Store::open(dir));
+            assert_eq!(rows.len(), 3);
+            assert!(rows.iter().all(|row| row.state == MISSING && row.reason.is_none()));
+        }
     }
 
     #[test]
