@@ -50,7 +50,7 @@ impl Engine {
     /// Waits until [`devices`](Self::devices) are others than `known`, as those of workers that move between
     /// servers.
     pub async fn devices_other_than(&self, known: &[String]) {
-        self.scheduler().devices_other_than(known).await;
+        self.scheduler().until_roster(|roster| !roster.on().eq(known)).await;
     }
 
     /// How long ago the last call ended, or the workers were loaded; `None` while calls are in flight.

@@ -8,7 +8,7 @@ impl Engine {
     /// Waits until no worker of the pool that was asked for can be had; without another pool calls are
     /// refused from then on. The workers are still tried again.
     pub async fn failing(&self) {
-        self.scheduler().hopeless().await;
+        self.scheduler().until_roster(Roster::is_hopeless).await;
     }
 
     /// Whether no worker of the pool that was asked for can be had now.
@@ -25,7 +25,7 @@ impl Engine {
     /// Waits until [`stand_in`](Self::stand_in) tells of somebody where it told of nobody, or the other way
     /// round: whether it did is `known`.
     pub async fn stand_in_other_than(&self, known: bool) {
-        self.scheduler().stand_in_other_than(known).await;
+        self.scheduler().until_roster(|roster| roster.stand_in().is_some() != known).await;
     }
 
     /// Why calls are refused, if no worker at all can be had now ([`Presence::Lost`](crate::Presence)).

@@ -20,8 +20,9 @@ impl Roster {
         first.is_some_and(|first| workers.any(|other| !other.is_beside(first)))
     }
 
-    /// Whether one that is woken for what waits, so many tokens, may leave it to another one for what that costs them:
-    /// who sleeps would not know of it. Where there are several pools, those of one may have let their backends go.
+    /// Whether one that is woken for what waits, so many tokens, may leave it to another one, for what that costs them
+    /// or for want of memory: who sleeps would not know of it. Where there are several pools, those of one may have let
+    /// their backends go.
     pub fn is_choosy(&self, waiting_tokens: usize) -> bool {
         let differ = || {
             let us = self.ordinary().filter_map(|own| self.candidate(own)?.next_us(waiting_tokens));
@@ -30,7 +31,7 @@ impl Roster {
             // Of nobody anything may be known.
             least < most && !routing::are_alike(least, most)
         };
-        self.is_mixed() && (self.pools.len() > 1 || differ())
+        self.lacks_room(waiting_tokens) || self.is_mixed() && (self.pools.len() > 1 || differ())
     }
 
     /// Whether `worker` leaves what waits, so many tokens, to others, which have it done first or have the memory for

@@ -98,9 +98,9 @@ impl Roster {
         self.workers.iter().fold(MemoryUse::default(), |sum, worker| sum.and(worker.status.memory))
     }
 
-    /// Whether an idle worker may be passed over for want of memory.
-    pub fn minds_memory(&self) -> bool {
-        self.workers.len() > 1 && self.workers.iter().any(|worker| worker.free.is_some())
+    /// Whether some worker has no room for the next batch of what waits, so many tokens.
+    pub(super) fn lacks_room(&self, waiting_tokens: usize) -> bool {
+        self.ordinary().any(|worker| !self.has_room(worker, waiting_tokens))
     }
 }
 

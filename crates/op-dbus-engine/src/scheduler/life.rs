@@ -56,14 +56,9 @@ impl Scheduler {
         self.changed.notify_waiters();
     }
 
-    /// Waits until no worker of the pool that was asked for can be had; each is still tried again.
-    pub async fn hopeless(&self) {
-        self.until(|state| state.roster.is_hopeless()).await;
-    }
-
-    /// Waits until others stand in for the pool that was asked for, if they are not `known` to, or do so no more.
-    pub async fn stand_in_other_than(&self, known: bool) {
-        self.until(|state| state.roster.stand_in().is_some() != known).await;
+    /// Waits until this holds of the roster.
+    pub async fn until_roster(&self, condition: impl Fn(&Roster) -> bool) {
+        self.until(|state| condition(&state.roster)).await;
     }
 
     /// A worker has a backend, its first or another one.
@@ -104,16 +99,6 @@ impl Scheduler {
         drop(state);
         self.call_all();
         fail(entries, &Error::ShuttingDown);
-    }
-
-    /// Returns once all workers have ended.
-    pub async fn all_ended(&self) {
-        self.until(|state| state.roster.all_have_ended()).await;
-    }
-
-    /// Returns once all workers have ended but those that load, which a device that hangs makes last minutes.
-    pub async fn all_but_loading_ended(&self) {
-        self.until(|state| state.roster.all_but_loading_have_ended()).await;
     }
 
     /// Has the workers let their backends go if they are loaded for `time` and `idle` still holds; false
@@ -201,11 +186,6 @@ impl Scheduler {
     pub async fn presence_other_than(&self, known: Presence) -> Presence {
         self.until(|state| state.presence() != known).await;
         self.presence()
-    }
-
-    /// Waits until the devices that the workers compute on are others than `known`.
-    pub async fn devices_other_than(&self, known: &[String]) {
-        self.until(|state| !state.roster.on().eq(known)).await;
     }
 
     /// Whether a text of the engine's own would only tell what is known: no worker is to have a

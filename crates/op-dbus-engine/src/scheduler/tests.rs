@@ -268,12 +268,12 @@ fn who_waits_for_the_end_of_what_computes_waits_for_no_load() {
     let woken = Arc::<Woken>::default();
     let waker = Waker::from(Arc::clone(&woken));
     let mut context = Context::from_waker(&waker);
-    let mut ended = pin!(scheduler.all_but_loading_ended());
+    let mut ended = pin!(scheduler.until_roster(Roster::all_but_loading_have_ended));
     assert!(ended.as_mut().poll(&mut context).is_pending(), "its worker may be in a batch");
     scheduler.change(|roster| roster.loads(0));
     assert_eq!(woken.0.load(Ordering::Relaxed), 1);
     assert!(ended.as_mut().poll(&mut context).is_ready());
-    let mut all = pin!(scheduler.all_ended());
+    let mut all = pin!(scheduler.until_roster(Roster::all_have_ended));
     assert!(all.as_mut().poll(&mut context).is_pending());
     scheduler.change(|roster| roster.set(0, WorkerState::Stopped));
     assert!(all.as_mut().poll(&mut context).is_ready());

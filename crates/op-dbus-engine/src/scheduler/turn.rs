@@ -19,8 +19,11 @@ impl Scheduler {
         let serves = state.roster.serves(worker);
         let Some(delay) = self.delay(state, (worker, serves), now_us) else { return Ok(serves) };
         // Interactive work that is left to others is no reason to leave them what waits behind it.
-        let has_bulk = serves == Serves::Everybody && state.queue.tokens_of(Priority::Bulk) > 0;
-        match has_bulk && self.delay(state, (worker, Serves::Bulk), now_us).is_none() {
+        let is_both = state.queue.has_interactive() && state.queue.tokens_of(Priority::Bulk) > 0;
+        match serves == Serves::Everybody
+            && is_both
+            && self.delay(state, (worker, Serves::Bulk), now_us).is_none()
+        {
             true => Ok(Serves::Bulk),
             false => Err(delay),
         }
@@ -68,7 +71,7 @@ impl State {
         first.is_some_and(|first| {
             let tokens = self.queue.tokens_of(first.class);
             let roster = &self.roster;
-            first.failed_on.is_some() || roster.minds_memory() || roster.is_choosy(tokens)
+            first.failed_on.is_some() || roster.is_choosy(tokens)
         })
     }
 }
