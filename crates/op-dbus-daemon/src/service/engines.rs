@@ -24,7 +24,7 @@ pub(super) struct Engines {
     /// What their users have in flight, whichever engine it is in.
     pub(super) ledger: Arc<Ledger>,
     /// The providers that they had.
-    pub(super) worked: Worked,
+    pub(super) worked: Arc<Worked>,
     /// Where what outlives its caller goes on: a direct connection's own runtime ends with it.
     pub(super) runtime: Handle,
     there: watch::Sender<There>,

@@ -122,7 +122,7 @@ impl Fleet {
     pub(super) fn new(loaded: Arc<Loaded>, means: Means, engines: Arc<Engines>) -> Arc<Self> {
         let limits = load::limits(&loaded.settings);
         let anteroom = Anteroom::new(&limits, engines.ledger.clone());
-        let refused = Arc::new(Refused::new(engines.clone()));
+        let refused = Arc::new(Refused::new(engines.worked.clone()));
         let entries = Mutex::default();
         Arc::new(Self { loaded, means, engines, anteroom, refused, entries })
     }

@@ -118,10 +118,11 @@ pub(super) fn load(
                 return served(choice, draft, started, reason);
             }
             // The next one may do.
-            Err(Error::Provider(reason)) => {
+            Err(refusal @ (Error::Provider(_) | Error::Unfit(_))) => {
+                let reason = refusal.to_string();
                 tracing::debug!(%provider, reason, "a provider is not used");
                 // What `auto` passes over nobody has asked for, but who has lost it is told.
-                are_told |= refused.is_lost(provider, &draft.model);
+                are_told |= refused.is_lost(provider, &draft.model, &refusal);
                 refusals.push(reason);
             }
             Err(error) => return Err(error),
@@ -156,12 +157,12 @@ fn start_trusted(
     };
     // A graph of the user's own is computed as it is.
     if !provider::halves_by_itself(&host, precision) || draft.own_graph().is_some() {
-        return Err(Error::Provider(message));
+        return Err(Error::Unfit(message));
     }
     let in_32_bits = start(Precision::F32);
     let started = in_32_bits.map_err(|error| {
         let too = if error.to_string() == message { String::new() } else { format!(": {error}") };
-        Error::Provider(format!("{message}; nor in f32{too}"))
+        Error::Unfit(format!("{message}; nor in f32{too}"))
     })?;
     tracing::warn!(provider = %host.provider, "the model is computed in f32: {message}");
     Ok(started)
@@ -180,7 +181,6 @@ fn start(
         model: draft.model.clone(),
         space: draft.space.clone(),
         max_input_tokens: draft.shape.max_input_tokens,
-        dimensions: draft.shape.dimensions,
         region: batch_limits(settings, host).region(&draft.shape),
         precision,
         host: host.clone(),

@@ -59,7 +59,11 @@ pub(super) fn explained(error: BackendError, provider: Provider, loaded: &Loaded
             ..
         } => error.into(),
         error if provider != Provider::Cpu => {
-            Error::Provider(format!("{provider} does not work here: {error}"))
+            let reason = format!("{provider} does not work here: {error}");
+            match error {
+                BackendError::OutOfMemory(_) => Error::Unfit(reason),
+                _ => Error::Provider(reason),
+            }
         }
         error => error.into(),
     }
