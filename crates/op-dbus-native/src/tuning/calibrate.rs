@@ -13,11 +13,11 @@ const STRIPS: [usize; 3] = [96, 48, 192];
 /// Another strip is taken if its time is below this share of the default's.
 const STRIP_ADVANTAGE: f64 = 0.97;
 
-/// Tokens for each thread of the batches that strips are compared with.
-const STRIP_TOKENS: usize = 256;
-
 /// Tokens of a batch for each thread.
 const BATCHES: [usize; 5] = [128, 256, 512, 1024, 2048];
+
+/// Which of them strips are compared with.
+const STRIP_BATCH: usize = 1;
 
 /// How long a batch may take: as long waits who comes while it is computed. Up to there the largest is
 /// the best, because threads wait for each other at the end of each batch. Which size is measured to be
@@ -44,11 +44,16 @@ pub(super) fn measure(backend: &mut NativeBackend) -> Option<Tuning> {
     let mut tuning = Tuning::default();
     let members = backend.members();
 
-    let strips = STRIPS.map(|strip| (Tuning { strip, ..tuning }, mixed(STRIP_TOKENS * members)));
-    tuning.strip = best_strip(&compare(&strips, |case| time(backend, case))?);
-
+    // From the smallest on, so that a slow machine is found to be one by little work.
     let batches = BATCHES.map(|tokens| (tuning, mixed(tokens * members)));
-    tuning.batch_tokens = best_batch(&compare(&batches, |case| time(backend, case))?);
+    let times = compare(&batches, |case| time(backend, case))?;
+    tuning.batch_tokens = best_batch(&times);
+
+    if times[STRIP_BATCH] <= LIMIT.as_secs_f64() {
+        let tokens = BATCHES[STRIP_BATCH] * members;
+        let strips = STRIPS.map(|strip| (Tuning { strip, ..tuning }, mixed(tokens)));
+        tuning.strip = best_strip(&compare(&strips, |case| time(backend, case))?);
+    }
 
     if members > 1 {
         let length = |tokens: usize| vec![tokens.min(backend.length_max())];
