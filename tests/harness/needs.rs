@@ -118,6 +118,7 @@ impl Need {
                 program("strace").or_else(|| unless(may_trace(), "ptrace is not allowed"))
             }
             Self::Root => unless(nix::unistd::Uid::effective().is_root(), "not root")
+                .or_else(|| unless(are_others(), "no other user is in this namespace"))
                 .or_else(|| program("setpriv")),
             Self::Acl => program("setfacl"),
             Self::SystemdAnalyze => program("systemd-analyze").or_else(|| {
@@ -221,6 +222,12 @@ fn built(path: PathBuf) -> Outcome<PathBuf> {
 /// The folder with `models/` and `runtime/` as `op-dbus models pull` and `runtime pull` leave it.
 pub fn store() -> PathBuf {
     place("OP_DBUS_TEST_STORE", || profile_folder().join("../test-store"))
+}
+
+/// Whether the namespace has other users than root.
+fn are_others() -> bool {
+    let map = fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
+    map.split_whitespace().nth(2) != Some("1") || map.lines().count() > 1
 }
 
 /// The folder with the Python packages that the Python client needs.

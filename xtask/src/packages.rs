@@ -56,9 +56,9 @@ pub const TESTS: &[Need] = &[
     Need { program: "ip", package: "iproute2" },
 ];
 
-/// What builds and runs programs for aarch64; what is not a program is named by its path.
+/// What builds and runs programs for aarch64; by its path what is called by that, or is no program.
 pub const AARCH64: &[Need] = &[
-    Need { program: "qemu-aarch64", package: "qemu-user" },
+    Need { program: "/usr/bin/qemu-aarch64", package: "qemu-user" },
     Need { program: "aarch64-linux-gnu-gcc", package: "gcc-aarch64-linux-gnu" },
     Need { program: "/usr/aarch64-linux-gnu/lib/libc.a", package: "libc6-dev-arm64-cross" },
     Need { program: "/usr/bin/rustc", package: "rustc-web" },

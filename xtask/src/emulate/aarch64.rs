@@ -13,15 +13,54 @@ use crate::packages;
 use crate::shell::{self, Outcome, cargo, program};
 
 const TARGET: &str = "aarch64-unknown-linux-gnu";
+/// Where Debian has the libraries of the architecture.
+const LIBRARIES: &str = "/usr/aarch64-linux-gnu/lib";
 const LINKER: &str = "aarch64-linux-gnu-gcc";
+pub(super) const EMULATOR: &str = "/usr/bin/qemu-aarch64";
 const COMPILER: &str = "/usr/bin/rustc";
 const COMPILER_PACKAGE: &str = "rustc-web";
 const LIBRARY_PACKAGE: &str = "libstd-rust-web-dev";
+
+/// Where cargo builds.
+const FOLDER: &str = "target/emulate/engine";
+
+/// Where a file lies that [`Qemu::cargo`] has built.
+pub(super) fn built(file: &str) -> PathBuf {
+    shell::root().join(FOLDER).join(TARGET).join(file)
+}
 
 /// The emulator, and where the standard library was unpacked.
 #[derive(Default)]
 pub struct Qemu {
     library: PathBuf,
+}
+
+impl Qemu {
+    /// cargo, for programs that the emulator finds the libraries of.
+    pub(super) fn cargo(&self, arguments: &[&str]) -> Command {
+        let mut cargo = cargo(arguments);
+        // Of another compiler than ours, so that neither has the other build anew.
+        cargo
+            .args(["--target", TARGET])
+            .env("RUSTC", COMPILER)
+            .env(shell::TARGET, shell::root().join(FOLDER));
+        let mut of_target = |key: &str, value: &str| {
+            cargo.env(format!("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_{key}"), value);
+        };
+        of_target("LINKER", LINKER);
+        // Found without a variable: a worker has none.
+        let loader = format!("{LIBRARIES}/ld-linux-aarch64.so.1");
+        let library = self.library.display();
+        of_target(
+            "RUSTFLAGS",
+            &format!(
+                "--sysroot={library} -Clink-arg=-Wl,--dynamic-linker={loader} \
+                 -Clink-arg=-Wl,-rpath,{LIBRARIES}"
+            ),
+        );
+        of_target("RUNNER", &format!("{EMULATOR} -cpu {}", self.whole_cpu()));
+        cargo
+    }
 }
 
 impl Emulator for Qemu {
@@ -57,39 +96,10 @@ impl Emulator for Qemu {
     }
 
     fn command(&self, cpu: &str, tests: &Path) -> Command {
-        let mut command = program("qemu-aarch64", &["-cpu", cpu]);
+        let mut command = program(EMULATOR, &["-cpu", cpu]);
         command.arg(tests);
         command
     }
-}
-
-/// The native engine's own tests, on the CPU that has everything: all kernels against the reference, as parts of an
-/// engine that loads, shares out and calibrates. What takes hours there is left out, and told.
-pub fn engine() -> Outcome {
-    const LEFT_OUT: &str = "long_texts_are_the_same_bits_wherever_they_stand";
-    let mut qemu = Qemu::default();
-    if let Err(reason) = qemu.prepare() {
-        shell::skip("the engine on aarch64", &reason);
-        return Ok(());
-    }
-    shell::skip(LEFT_OUT, "it takes hours below an emulator");
-    let mut tests = cargo(&["test", "--package", "op-dbus-native", "--lib", "--target", TARGET]);
-    // Of another compiler than ours, so that neither has the other build anew.
-    tests
-        .env("RUSTC", COMPILER)
-        .env("CARGO_TARGET_DIR", shell::root().join("target/emulate/engine"));
-    // Read while the tests are built.
-    tests.env("OP_DBUS_TESTS_EMULATED", "1");
-    let mut of_target = |key: &str, value: String| {
-        tests.env(format!("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_{key}"), value);
-    };
-    of_target("LINKER", LINKER.to_owned());
-    of_target("RUSTFLAGS", format!("--sysroot={}", qemu.library.display()));
-    of_target(
-        "RUNNER",
-        format!("qemu-aarch64 -cpu {} -L /usr/aarch64-linux-gnu", qemu.whole_cpu()),
-    );
-    shell::run(tests.args(["--", "--skip", LEFT_OUT]))
 }
 
 /// The folder that has `lib/rustlib/aarch64-unknown-linux-gnu`, of the compiler's very version.

@@ -6,6 +6,7 @@
 //! needs more than its set has fails there.
 
 mod aarch64;
+mod whole;
 mod x86_64;
 
 use std::path::{Path, PathBuf};
@@ -31,6 +32,9 @@ pub struct Args {
     /// In their place the tests of the whole native engine on aarch64: a quarter of an hour
     #[arg(long, conflicts_with_all = ["arch", "isa"])]
     engine: bool,
+    /// In their place integration tests with the whole program built for aarch64: a quarter of an hour
+    #[arg(long, conflicts_with_all = ["arch", "isa", "engine"])]
+    service: bool,
 }
 
 /// An architecture whose kernels can be tested here.
@@ -58,7 +62,10 @@ enum Verdict {
 /// Runs what the arguments ask for, prints a line for each instruction set, and fails if one failed.
 pub fn run(args: &Args) -> Outcome {
     if args.engine {
-        return aarch64::engine();
+        return whole::engine();
+    }
+    if args.service {
+        return whole::service();
     }
     let (arch, isa) = (args.arch.as_deref(), args.isa.as_deref());
     let mut emulators: [Box<dyn Emulator>; 2] =
