@@ -17,7 +17,7 @@ use crate::harness::bus::PrivateBus;
 use crate::harness::command::{clean, finish};
 use crate::harness::daemon::Setup;
 use crate::harness::needs::{op_dbus, store};
-use crate::harness::process::{Process, children};
+use crate::harness::process::{Process, children, runs};
 use crate::harness::registry::{Test, tests};
 use crate::harness::{Outcome, eventually};
 
@@ -341,12 +341,6 @@ async fn spawned(bench: &Process) -> Outcome<Vec<Pid>> {
     Ok(found)
 }
 
-/// Whether a process has ended; who is to wait for it may be slow.
-fn has_ended(pid: Pid) -> bool {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with('Z'))
-}
-
 async fn bench_that_is_ended_leaves_nothing_behind() -> Outcome {
     for signal in [Signal::SIGTERM, Signal::SIGHUP, Signal::SIGINT, Signal::SIGKILL] {
         let folder = tempfile::tempdir()?;
@@ -358,7 +352,7 @@ async fn bench_that_is_ended_leaves_nothing_behind() -> Outcome {
         bench.signal(signal)?;
         // As whoever started it sees it.
         assert_eq!(bench.ended().await?.signal(), Some(signal as i32), "{}", bench.stderr());
-        let all_ended = async || Ok(spawned.iter().all(|pid| has_ended(*pid)));
+        let all_ended = async || Ok(!spawned.iter().any(|pid| runs(*pid)));
         eventually("the end of what it started", all_ended).await?;
         // Nobody is left to clear away after a process that was killed.
         if signal != Signal::SIGKILL {

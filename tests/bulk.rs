@@ -15,11 +15,11 @@ use nix::fcntl::{FcntlArg, OFlag, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::signal::Signal;
 use nix::sys::stat::Mode;
-use op_dbus_api::{BUS_NAME, EMBEDDER_INTERFACE, ErrorName, Info, ROOT_PATH};
+use op_dbus_api::{ErrorName, Info};
 use zbus::message::Flags;
 use zbus::{Fd, Message, MessageStream, Variant};
 
-use crate::harness::client::{Client, Options, refused};
+use crate::harness::client::{Client, Options, call, refused};
 use crate::harness::command::cli;
 use crate::harness::daemon::Setup;
 use crate::harness::files::content;
@@ -39,7 +39,6 @@ tests! {
     what_nothing_takes_is_refused: [Bus],
     files_without_a_size_are_read_to_their_end: [Bus],
     a_caller_that_leaves_ends_its_streams: [Bus],
-    streams_of_one_user_are_counted: [Bus],
     a_small_queue_takes_any_number_of_texts: [Bus],
     real_vectors_come_in_every_encoding: [Bus, Low],
     memory_does_not_grow_with_the_texts: [Bus],
@@ -52,7 +51,8 @@ async fn embed(client: &Client, fd: impl AsFd, options: Options<'_>) -> zbus::Re
     client.embedder.embed_from_fd(Fd::from(fd.as_fd()), options).await
 }
 
-fn memfd(bytes: &[u8], seals: SealFlag) -> Outcome<File> {
+/// A file in memory with these seals.
+pub fn memfd(bytes: &[u8], seals: SealFlag) -> Outcome<File> {
     let mut file = File::from(memfd_create(c"texts", MFdFlags::MFD_ALLOW_SEALING)?);
     file.write_all(bytes)?;
     fcntl(&file, FcntlArg::F_ADD_SEALS(seals))?;
@@ -128,11 +128,6 @@ async fn hostile_descriptors_are_refused() -> Outcome {
     assert!(message.contains("ends at byte"), "{message}");
     daemon.client().embedder.embed("still there").await?;
     daemon.stop().await
-}
-
-fn call(method: &'static str) -> zbus::message::Builder<'static> {
-    let call = Message::method_call(ROOT_PATH, method).interface(EMBEDDER_INTERFACE);
-    call.destination(BUS_NAME)
 }
 
 /// The answer to a method's call with the body of `like`, as of this signature and with these descriptors.
@@ -231,23 +226,6 @@ async fn a_caller_that_leaves_ends_its_streams() -> Outcome {
     eventually("the places of a caller that left", async || Ok(!is_full().await?)).await?;
     for stream in streams {
         assert!(stream.await?.is_err());
-    }
-    daemon.stop().await
-}
-
-async fn streams_of_one_user_are_counted() -> Outcome {
-    let (bus, _setup, daemon) = Setup::sim()?.alone().await?;
-    let client = Client::on(&bus).await?;
-    let (source, writer) = std::io::pipe()?;
-    let mut calls: Vec<_> =
-        (0..5).map(|_| Box::pin(embed(&client, &source, Options::new()))).collect();
-    // The fifth is refused while the others wait for the pipe.
-    let (first, _, rest) = futures_util::future::select_all(calls.drain(..)).await;
-    let message = refused(first, ErrorName::QuotaExceeded)?;
-    assert!(message.contains("4 of 4 streams"), "{message}");
-    drop(writer);
-    for call in rest {
-        assert_eq!(call.await?.1, 0);
     }
     daemon.stop().await
 }

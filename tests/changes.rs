@@ -4,13 +4,10 @@
 
 use std::fs;
 use std::io::Write;
-use std::os::fd::AsFd;
 use std::path::PathBuf;
 
 use nix::unistd::Pid;
-use op_dbus_api::{ErrorName, JobProxy};
-use zbus::Fd;
-use zbus::proxy::CacheProperties;
+use op_dbus_api::ErrorName;
 
 use crate::harness::client::{Options, refused};
 use crate::harness::daemon::{Daemon, Setup};
@@ -18,6 +15,7 @@ use crate::harness::files::content;
 use crate::harness::load::Load;
 use crate::harness::registry::tests;
 use crate::harness::{Outcome, eventually, needs, within};
+use crate::memory::slow_source;
 use crate::models::{Damage, FILES, LOW, MEDIUM, with_copies};
 
 tests! {
@@ -168,19 +166,13 @@ async fn a_change_of_prompt_leaves_a_job_alone() -> Outcome {
     let setup = Setup::real("low")?.setting(&format!("{table}.prompts.q"), "query: ");
     let (_bus, setup, daemon) = setup.alone().await?;
     let client = daemon.client();
-    let (source, mut writer) = std::io::pipe()?;
-    writer.write_all(b"a text\n")?;
-    let fd = Fd::from(source.as_fd());
-    let path = client.embedder.start_embed_from_fd(fd, Options::new()).await?;
-    let job = JobProxy::builder(client.connection()).path(path);
-    let job = job.cache_properties(CacheProperties::No).build().await?;
-    eventually("the first row", async || Ok(job.rows().await? != 0)).await?;
-    let before = client.vectors(&["a text"]).await?;
+    let (mut writer, job) = slow_source(client, Options::new()).await?;
+    let before = client.vectors(&["a line"]).await?;
     let setup = setup.setting(&format!("{table}.default_prompt"), "q");
     setup.write_config()?;
     client.manager.reload().await?;
-    assert_ne!(client.vectors(&["a text"]).await?, before, "the prompt is there for others");
-    writer.write_all(b"a text\n")?;
+    assert_ne!(client.vectors(&["a line"]).await?, before, "the prompt is there for others");
+    writer.write_all(b"a line\n")?;
     drop(writer);
     let (result, rows, dimensions, _) = within("the result", job.fetch()).await??;
     let bytes = content(result)?;

@@ -8,14 +8,13 @@ use op_dbus_api::{
 };
 use serde_json::Value;
 use zbus::Variant;
-use zbus::fdo::IntrospectableProxy;
 
 use crate::harness::bus::PrivateBus;
 use crate::harness::client::{Options, refused};
 use crate::harness::command::{clean, finish};
 use crate::harness::daemon::Setup;
 use crate::harness::golden::floats;
-use crate::harness::introspection::interfaces;
+use crate::harness::introspection::{described, interfaces};
 use crate::harness::registry::tests;
 use crate::harness::{Outcome, fixture, needs, repository};
 
@@ -66,13 +65,11 @@ const MANAGER_METHODS: [(&str, &str); 11] = [
 async fn introspection_equals_the_interface_files() -> Outcome {
     let (_bus, _setup, daemon) = Setup::sim()?.alone().await?;
     let connection = daemon.client().connection();
-    let proxy = IntrospectableProxy::builder(connection).destination(BUS_NAME).path(ROOT_PATH);
-    let live = proxy.build().await?.introspect().await?;
+    let live = described(connection, ROOT_PATH).await?;
     let (source, _writer) = std::io::pipe()?;
     let source = zbus::Fd::from(std::os::fd::AsFd::as_fd(&source));
     let job = daemon.client().embedder.start_embed_from_fd(source, Options::new()).await?;
-    let proxy = IntrospectableProxy::builder(connection).destination(BUS_NAME).path(job);
-    let job = proxy.build().await?.introspect().await?;
+    let job = described(connection, job.as_str()).await?;
     for interface in [EMBEDDER_INTERFACE, MANAGER_INTERFACE, JOB_INTERFACE] {
         let live = if interface == JOB_INTERFACE { &job } else { &live };
         let live = interfaces(live)?.remove(interface).ok_or("no such interface")?;

@@ -5,7 +5,6 @@ mod fit;
 mod folders;
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 
 use nix::sys::signal::Signal;
 use serde_json::Value;
@@ -14,12 +13,13 @@ use tokio::process::Command;
 use crate::faults::limit_descriptors;
 use crate::harness::Outcome;
 use crate::harness::bus::PrivateBus;
-use crate::harness::command::{Finished, clean, finish};
+use crate::harness::command::{Finished, clean, finish, path_with};
 use crate::harness::daemon::Setup;
 use crate::harness::files::copy_folder;
 use crate::harness::gateway::Gateway;
 use crate::harness::needs::{op_dbus, store};
 use crate::harness::registry::{Test, tests};
+use crate::native::without_library;
 use crate::providers::find;
 use crate::remote::fleet;
 
@@ -56,7 +56,8 @@ async fn on(setup: &Setup, bus: &str, arguments: &[&str]) -> Outcome<Finished> {
     finish(command(setup, bus, arguments)?, "").await
 }
 
-fn command(setup: &Setup, bus: &str, arguments: &[&str]) -> Outcome<Command> {
+/// The doctor as a command, under the settings of `setup` and on this bus.
+pub fn command(setup: &Setup, bus: &str, arguments: &[&str]) -> Outcome<Command> {
     setup.write_config()?;
     let mut command = clean(op_dbus());
     command.arg("doctor").args(arguments).arg("--config").arg(setup.config_file());
@@ -187,13 +188,10 @@ async fn a_library_that_is_none_is_wrong() -> Outcome {
 }
 
 async fn a_damaged_library_is_named() -> Outcome {
-    let setup = Setup::real("low")?;
-    let models = setup.path("models");
-    std::os::unix::fs::symlink(store().join("models").canonicalize()?, &models)?;
+    let setup = without_library(Setup::real("low")?)?;
     copy_folder(&store().join("runtime"), &setup.path("runtime"))?;
     let library = find(&setup.path("runtime"), "libonnxruntime_ggml.so").ok_or("no plugin")?;
     fs::write(library, "cut short")?;
-    let setup = setup.setting("model_dir", &models.display().to_string());
     let found = findings(&setup, 1, &["ggml"]).await?;
     let library = check(&found["providers"][0]["checks"], "library", "wrong")?;
     assert!(text(&library["found"]).contains("libonnxruntime_ggml.so is damaged"), "{library}");
@@ -271,25 +269,12 @@ async fn a_bus_that_does_not_answer_is_wrong_where_it_was_asked_for() -> Outcome
         check(&found["general"], "service", "unchecked")?;
     }
     // A machine that has no system bus yet lacks nothing for that.
-    setup.write_config()?;
-    let mut command = clean(op_dbus());
-    command.args(["doctor", "--quick", "--json"]).arg("--config").arg(setup.config_file());
-    command.arg("--state-file").arg(setup.state_file());
-    command.env("DBUS_SYSTEM_BUS_ADDRESS", nowhere);
+    let mut command = command(&setup, nowhere, &["--quick", "--json"])?;
+    command.env_remove("OP_DBUS_BUS").env("DBUS_SYSTEM_BUS_ADDRESS", nowhere);
     let found: Value = serde_json::from_str(&finish(command, "").await?.stdout)?;
     check(&found["general"], "service", "unchecked")?;
     assert!(check(&found["general"], "bus", "wrong").is_err(), "{found:#}");
     Ok(())
-}
-
-/// A `PATH` with a program of the test's own in the place of the machine's.
-fn path_to(setup: &Setup, name: &str, script: &str) -> Outcome<String> {
-    let programs = setup.path("programs");
-    fs::create_dir_all(&programs)?;
-    let program = programs.join(name);
-    fs::write(&program, format!("#!/bin/sh\n{script}\n"))?;
-    fs::set_permissions(&program, fs::Permissions::from_mode(0o755))?;
-    Ok(format!("{}:{}", programs.display(), std::env::var("PATH")?))
 }
 
 /// One with a profile and a sandbox.
@@ -297,7 +282,7 @@ async fn the_installed_unit_is_looked_at() -> Outcome {
     let setup = Setup::real("low")?;
     let shown = "LoadState=loaded\nUser=root\nProtectSystem=strict\nProtectHome=yes\n\
                  Environment=OP_DBUS_VECTOR_LEVEL=low OP_DBUS_CACHE_DIR=/run/user/0/cache\n";
-    let path = path_to(&setup, "systemctl", &format!("cat <<'END'\n{shown}END"))?;
+    let path = path_with(&setup.path(""), "systemctl", &format!("cat <<'END'\n{shown}END"))?;
     let doctor = async |variables: &[(&str, &str)]| -> Outcome<Value> {
         let mut command = clean(op_dbus());
         command.args(["doctor", "--quick", "--json"]).arg("--state-file").arg(setup.state_file());
@@ -338,7 +323,8 @@ async fn a_credential_of_the_unit_is_shown_to_the_fleet() -> Outcome {
         );
         let mut command = clean(op_dbus());
         command.args(["doctor", "remote", "--json"]).arg("--state-file").arg(setup.state_file());
-        command.env("PATH", path_to(&setup, "systemctl", &format!("cat <<'END'\n{unit}\nEND"))?);
+        let script = format!("cat <<'END'\n{unit}\nEND");
+        command.env("PATH", path_with(&setup.path(""), "systemctl", &script)?);
         let found: Value = serde_json::from_str(&finish(command, "").await?.stdout)?;
         Ok(found["providers"][0]["checks"].clone())
     };

@@ -16,10 +16,9 @@ use crate::harness::daemon::{Daemon, Setup};
 use crate::harness::golden::cosine;
 use crate::harness::load::Load;
 use crate::harness::needs::hang_in_its_load;
-use crate::harness::process::children;
+use crate::harness::process::{children, runs};
 use crate::harness::registry::tests;
 use crate::harness::{Outcome, eventually, within};
-use crate::memory::runs;
 use crate::offload::much;
 use crate::providers::{beside, fallbacks, ggml, movable, provider, told_of};
 

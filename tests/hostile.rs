@@ -3,17 +3,15 @@
 mod malformed;
 
 use std::collections::HashMap;
-use std::fs::File;
-use std::io::Write;
 use std::os::fd::OwnedFd;
 
 use futures_util::future::join_all;
-use nix::fcntl::{FcntlArg, SealFlag, fcntl};
-use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::fcntl::SealFlag;
 use op_dbus_api::{BUS_NAME, EMBEDDER_INTERFACE, ErrorName, ROOT_PATH};
 use zbus::as_variant::Serialize;
 use zbus::{Fd, Message};
 
+use crate::bulk::memfd;
 use crate::harness::client::{Client, Options, refused};
 use crate::harness::daemon::Setup;
 use crate::harness::process::peak;
@@ -36,10 +34,8 @@ tests! {
 
 /// What `EmbedFromFd` makes of bytes.
 async fn refusal_of(client: &Client, bytes: &[u8], framing: &str) -> Outcome<String> {
-    let mut file = File::from(memfd_create(c"texts", MFdFlags::MFD_ALLOW_SEALING)?);
-    file.write_all(bytes)?;
     let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_WRITE | SealFlag::F_SEAL_GROW;
-    fcntl(&file, FcntlArg::F_ADD_SEALS(seals))?;
+    let file = memfd(bytes, seals)?;
     let options = Options::from([("framing", framing.into())]);
     let answer = client.embedder.embed_from_fd(Fd::from(OwnedFd::from(file)), options);
     refused(within("an answer", answer).await?, ErrorName::InvalidArgument)

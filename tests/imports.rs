@@ -107,14 +107,16 @@ fn edit(path: &Path, change: impl FnOnce(&mut Value)) -> Outcome {
 /// The vectors that a model served under `name` must have, whichever engine computes them from its weights.
 async fn serves(setup: Setup, name: &str, reference: &str) -> Outcome {
     // What a CPU has chosen by itself may be coarser than the references.
-    let native = setup.env("OP_DBUS_PRECISION", "f32").env("OP_DBUS_CPU_ENGINE", "native");
-    let setup = serves_as_set(native, name, reference).await?;
-    serves_as_set(setup.env("OP_DBUS_CPU_ENGINE", "ort"), name, reference).await.map(drop)
+    let setup = setup.env("OP_DBUS_PRECISION", "f32");
+    let setup = serves_by("native", setup, name, reference).await?;
+    serves_by("ort", setup, name, reference).await.map(drop)
 }
 
-/// The same with the engine that is set; returns the setup.
-async fn serves_as_set(setup: Setup, name: &str, reference: &str) -> Outcome<Setup> {
-    let (_bus, setup, daemon) = setup.env("OP_DBUS_MODEL", name).alone().await?;
+/// The same of one engine; returns the setup.
+async fn serves_by(engine: &str, setup: Setup, name: &str, reference: &str) -> Outcome<Setup> {
+    let setup = setup.env("OP_DBUS_CPU_ENGINE", engine).env("OP_DBUS_MODEL", name);
+    let (_bus, setup, daemon) = setup.alone().await?;
+    assert_eq!(daemon.client().status::<String>("engine").await?, engine);
     assert_eq!(daemon.client().embedder.model().await?, name);
     let all: Value = serde_json::from_str(&fs::read_to_string(fixture("golden/tiny.json"))?)?;
     let references = all[reference].as_array().ok_or("no such reference")?;
@@ -215,7 +217,7 @@ async fn an_own_graph_matches_its_references() -> Outcome {
         fs::copy(fixture("golden/tiny-bert/tokenizer.json"), folder.join("tokenizer.json"))?;
         let arguments = ["--name", "own", "--pooling", pooling, "--max-input-tokens", "48"];
         setup.import(&folder.join("model.onnx"), &arguments).await?.success()?;
-        serves_as_set(setup, "own", &format!("bert-{pooling}")).await?;
+        serves_by("ort", setup, "own", &format!("bert-{pooling}")).await?;
     }
     Ok(())
 }

@@ -9,20 +9,21 @@ use op_dbus_api::{
     BUS_NAME, EMBEDDER_INTERFACE, ErrorName, JOB_INTERFACE, JOBS_PATH, JobProxy, MANAGER_INTERFACE,
     ROOT_PATH,
 };
-use zbus::fdo::{IntrospectableProxy, ObjectManagerProxy};
+use zbus::fdo::ObjectManagerProxy;
 use zbus::message::{Flags, Type};
-use zbus::proxy::CacheProperties;
 use zbus::{Connection, Fd, MatchRule, Message, MessageStream, OwnedObjectPath};
 
 use crate::faults::limit_descriptors;
 use crate::harness::bus::PrivateBus;
-use crate::harness::client::{Client, Options, Told, refused, value};
+use crate::harness::client::{Client, Options, Told, job, refused, value};
 use crate::harness::command::{clean, finish};
 use crate::harness::daemon::Setup;
 use crate::harness::files::content;
+use crate::harness::introspection::described;
 use crate::harness::registry::tests;
 use crate::harness::users::{OTHER, Users};
 use crate::harness::{Outcome, eventually, within};
+use crate::memory::slow_source;
 
 tests! {
     a_job_is_told_of_and_fetched_once: [Bus],
@@ -39,11 +40,6 @@ tests! {
 
 async fn start(client: &Client, fd: impl AsFd) -> zbus::Result<OwnedObjectPath> {
     client.embedder.start_embed_from_fd(Fd::from(fd.as_fd()), Options::new()).await
-}
-
-async fn job(connection: &Connection, path: &OwnedObjectPath) -> Outcome<JobProxy<'static>> {
-    let proxy = JobProxy::builder(connection).path(path.clone());
-    Ok(proxy.cache_properties(CacheProperties::No).build().await?)
 }
 
 /// A file of so many lines.
@@ -99,8 +95,7 @@ async fn until(stream: &mut MessageStream, member: &str) -> Outcome<Vec<Message>
 /// It is fetched once, and not by a reply that can't be made.
 async fn a_result_stays_where_descriptors_are_short() -> Outcome {
     let (_bus, setup, daemon) = Setup::sim()?.alone().await?;
-    let path = start(daemon.client(), &lines(&setup, 10)?).await?;
-    let job = job(daemon.client().connection(), &path).await?;
+    let job = daemon.client().start_job(lines(&setup, 10)?, Options::new()).await?;
     settled(&job, "done").await?;
     limit_descriptors(&daemon, "3:").await?;
     refused(job.fetch().await, ErrorName::NoSpace)?;
@@ -116,7 +111,7 @@ async fn a_job_is_told_of_and_fetched_once() -> Outcome {
     let source = lines(&setup, 5000)?;
     let path = start(client, &source).await?;
     until(&mut told, "InterfacesAdded").await?;
-    let job = job(client.connection(), &path).await?;
+    let job = job(client.connection(), path.clone()).await?;
     assert_eq!(listed(client.connection()).await?, std::slice::from_ref(&path));
     settled(&job, "done").await?;
     let changes = until(&mut told, "PropertiesChanged").await?;
@@ -173,7 +168,7 @@ async fn nobody_else_learns_of_a_job() -> Outcome {
     let mut told = signals(owner.connection()).await?;
     let (source, writer) = std::io::pipe()?;
     let path = start(&owner, &source).await?;
-    let job = job(owner.connection(), &path).await?;
+    let job = job(owner.connection(), path.clone()).await?;
     assert_eq!(seen().await?, before, "somebody else sees that there is a job");
     let made_up = format!("{JOBS_PATH}/{}", "0".repeat(32));
     let questions: [&[&str]; 6] = [
@@ -223,7 +218,7 @@ async fn jobs_end_with_their_owner() -> Outcome {
     }
     // And are so again when the answer is there, each time.
     for path in listed(watching).await? {
-        job(again.connection(), &path).await?.cancel().await?;
+        job(again.connection(), path).await?.cancel().await?;
         start(&again, &source).await?;
     }
     daemon.stop().await
@@ -235,8 +230,7 @@ async fn a_job_is_cancelled_while_it_computes() -> Outcome {
     let (source, mut writer) = std::io::pipe()?;
     // The handle keeps the writer, and so the pipe open: the job is not done before it is cancelled.
     let _fed = std::thread::spawn(move || (writer.write_all(&b"a line\n".repeat(400_000)), writer));
-    let path = start(&client, source).await?;
-    let running = job(client.connection(), &path).await?;
+    let running = client.start_job(source, Options::new()).await?;
     eventually("the first rows", async || Ok(running.rows().await? != 0)).await?;
     // The call is there before it is cancelled: what one connection sends is taken in its order.
     let cancelled = async {
@@ -285,13 +279,12 @@ async fn hundreds_of_jobs_are_bounded() -> Outcome {
         refused(answer, ErrorName::QuotaExceeded)?;
     }
     assert_eq!(listed(client.connection()).await?.len(), 16);
-    for path in &paths {
+    for path in paths {
         assert_eq!(job(client.connection(), path).await?.fetch().await?.1, 10);
     }
     // Their places are free with their answers.
     for _ in 0..4 {
-        let path = start(client, &source).await?;
-        job(client.connection(), &path).await?.fetch().await?;
+        client.start_job(&source, Options::new()).await?.fetch().await?;
     }
     daemon.stop().await
 }
@@ -299,11 +292,7 @@ async fn hundreds_of_jobs_are_bounded() -> Outcome {
 async fn a_change_of_level_leaves_a_job_alone() -> Outcome {
     let (_bus, _setup, daemon) = Setup::sim()?.alone().await?;
     let client = daemon.client();
-    let (source, mut writer) = std::io::pipe()?;
-    writer.write_all(b"before\n")?;
-    let path = start(client, &source).await?;
-    let job = job(client.connection(), &path).await?;
-    eventually("the first row", async || Ok(job.rows().await? != 0)).await?;
+    let (mut writer, job) = slow_source(client, Options::new()).await?;
     client.manager.set_vector_level("high").await?;
     writer.write_all(b"after\n")?;
     drop(writer);
@@ -319,8 +308,7 @@ async fn a_job_that_fails_says_why() -> Outcome {
     let client = daemon.client();
     let file = setup.path("broken");
     std::fs::write(&file, b"good\nb\xffd\n")?;
-    let path = start(client, File::open(&file)?).await?;
-    let failing = job(client.connection(), &path).await?;
+    let failing = client.start_job(File::open(&file)?, Options::new()).await?;
     settled(&failing, "failed").await?;
     assert_eq!(failing.error_name().await?, ErrorName::InvalidArgument.as_str());
     let message = failing.error_message().await?;
@@ -343,13 +331,10 @@ async fn a_job_that_fails_says_why() -> Outcome {
     // The owner's own introspection leads to the job and shows it.
     let (pipe, _writer) = std::io::pipe()?;
     let path = start(client, &pipe).await?;
-    let introspect = async |path: &str| -> Outcome<String> {
-        let proxy = IntrospectableProxy::builder(client.connection()).destination(BUS_NAME);
-        Ok(proxy.path(path.to_owned()).build().await?.introspect().await?)
-    };
     let name = path.rsplit('/').next().unwrap_or_default();
-    assert!(introspect(JOBS_PATH).await?.contains(&format!("<node name=\"{name}\"/>")));
-    assert!(introspect(path.as_str()).await?.contains(JOB_INTERFACE));
+    let above = described(client.connection(), JOBS_PATH).await?;
+    assert!(above.contains(&format!("<node name=\"{name}\"/>")));
+    assert!(described(client.connection(), path.as_str()).await?.contains(JOB_INTERFACE));
     daemon.stop().await
 }
 
@@ -361,7 +346,7 @@ async fn a_job_ends_with_the_service() -> Outcome {
     writer.write_all(b"one\n")?;
     let path = start(client, &source).await?;
     until(&mut told, "InterfacesAdded").await?;
-    let waits = job(client.connection(), &path).await?;
+    let waits = job(client.connection(), path).await?;
     // The call is there before the service ends: what one connection sends is taken in its order.
     let ended = async {
         waits.state().await?;
@@ -392,7 +377,7 @@ async fn who_wants_no_reply_takes_no_result() -> Outcome {
     }
     writer.write_all(b"one\ntwo\n")?;
     drop(writer);
-    let job = job(client.connection(), &path).await?;
+    let job = job(client.connection(), path).await?;
     settled(&job, "done").await?;
     assert_eq!(job.fetch().await?.1, 2);
     assert_eq!(client.failures("invalid-argument").await?, 2);

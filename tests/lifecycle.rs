@@ -21,7 +21,7 @@ use crate::harness::command::{clean, finish, started_by};
 use crate::harness::daemon::{Daemon, Setup};
 use crate::harness::manager::ServiceManager;
 use crate::harness::needs::op_dbus;
-use crate::harness::process::{Process, children};
+use crate::harness::process::{Process, children, runs};
 use crate::harness::registry::{Test, tests};
 use crate::harness::{Outcome, eventually, within};
 
@@ -281,15 +281,8 @@ async fn a_bus_that_dies_ends_the_daemon() -> Outcome {
     assert!(status.code().is_some_and(|code| code != 0), "{status}");
     assert!(daemon.process.stderr().contains("bus"), "{}", daemon.process.stderr());
     assert!(within("the end of the call", call).await??.is_err());
-    eventually("the end of the workers", async || {
-        // Whoever inherits them may leave them as zombies, which are as good as gone.
-        let runs = |worker: &Pid| {
-            let stat = fs::read_to_string(format!("/proc/{worker}/stat"));
-            stat.is_ok_and(|stat| !stat.contains(") Z "))
-        };
-        Ok(!workers.iter().any(runs))
-    })
-    .await?;
+    let are_ended = async || Ok(!workers.iter().any(|worker| runs(*worker)));
+    eventually("the end of the workers", are_ended).await?;
 
     let bus = PrivateBus::start().await?;
     let daemon = setup.ready(&bus).await?;

@@ -2,24 +2,23 @@
 
 use std::fs;
 use std::io::{PipeWriter, Write};
-use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
 
 use futures_util::future::join_all;
 use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 use op_dbus_api::{ErrorName, JobProxy};
-use zbus::proxy::CacheProperties;
-use zbus::{Connection, Fd};
+use zbus::Connection;
 
 use crate::harness::bus::PrivateBus;
 use crate::harness::client::{Client, Options, refused};
 use crate::harness::daemon::{Daemon, Setup};
 use crate::harness::golden;
 use crate::harness::logind::{Logind, closed};
-use crate::harness::process::{anonymous, children, send};
+use crate::harness::process::{anonymous, children, runs, send};
 use crate::harness::registry::tests;
 use crate::harness::{Outcome, eventually, within};
+use crate::providers::ggml;
 
 tests! {
     a_model_that_nobody_calls_is_unloaded: [Bus],
@@ -43,11 +42,6 @@ async fn loaded(daemon: &Daemon, wanted: bool) -> Outcome {
         Ok(daemon.client().status::<bool>("loaded").await? == wanted)
     })
     .await
-}
-
-/// Whether a process is there; what its parent has not reaped yet is not.
-pub fn runs(process: Pid) -> bool {
-    fs::read_to_string(format!("/proc/{process}/stat")).is_ok_and(|stat| !stat.contains(") Z "))
 }
 
 /// The service has none of these workers any more, and their processes end: the kernel may take longer for that than
@@ -127,15 +121,13 @@ async fn an_unloaded_model_leaves_no_worker() -> Outcome {
 }
 
 /// A job with one line of a source that goes on later.
-async fn slow_source(
+pub async fn slow_source(
     client: &Client,
     options: Options<'_>,
 ) -> Outcome<(PipeWriter, JobProxy<'static>)> {
     let (source, mut writer) = std::io::pipe()?;
     writer.write_all(b"a line\n")?;
-    let path = client.embedder.start_embed_from_fd(Fd::from(source.as_fd()), options).await?;
-    let job = JobProxy::builder(client.connection()).path(path);
-    let job = job.cache_properties(CacheProperties::No).build().await?;
+    let job = client.start_job(source, options).await?;
     eventually("the first row", async || Ok(job.rows().await? != 0)).await?;
     Ok((writer, job))
 }
@@ -275,12 +267,6 @@ struct Machine {
     _setup: Setup,
 }
 
-/// A daemon that computes on a device.
-fn on_device() -> Outcome<Setup> {
-    let setup = Setup::real("low")?.setting("execution_provider", "ggml");
-    Ok(setup.setting("fallback", "none"))
-}
-
 async fn machine(setup: Setup) -> Outcome<Machine> {
     let folder = tempfile::tempdir()?;
     let policy = folder.path().join("login1.conf");
@@ -303,7 +289,7 @@ async fn machine(setup: Setup) -> Outcome<Machine> {
 }
 
 async fn devices_are_released_for_a_sleep() -> Outcome {
-    let Machine { bus, logind, connection, daemon, _setup } = machine(on_device()?).await?;
+    let Machine { bus, logind, connection, daemon, _setup } = machine(ggml()?).await?;
     let expected = daemon.client().embedder.embed("before and after").await?;
     let delay = logind.delayed().await?;
     let before = daemon.workers().await?;
@@ -331,7 +317,7 @@ async fn devices_are_released_for_a_sleep() -> Outcome {
 
 /// Calls and changes that load a model may come after everybody was told of the sleep.
 async fn what_is_loaded_during_a_sleep_waits_for_its_end() -> Outcome {
-    let Machine { bus: _bus, logind, connection, daemon, _setup } = machine(on_device()?).await?;
+    let Machine { bus: _bus, logind, connection, daemon, _setup } = machine(ggml()?).await?;
     let delay = logind.delayed().await?;
     logind.turn(&connection, true).await?;
     closed(delay).await?;
@@ -353,7 +339,7 @@ async fn what_is_loaded_during_a_sleep_waits_for_its_end() -> Outcome {
 }
 
 async fn calls_after_a_sleep_wait_for_no_answer_of_logind() -> Outcome {
-    let Machine { bus, logind, connection, daemon, _setup } = machine(on_device()?).await?;
+    let Machine { bus, logind, connection, daemon, _setup } = machine(ggml()?).await?;
     let delay = logind.delayed().await?;
     logind.turn(&connection, true).await?;
     closed(delay).await?;

@@ -23,7 +23,6 @@ tests! {
     it_serves_without_any_library: [Bus, Low],
     every_instruction_set_works_or_is_refused: [Bus, Low],
     a_graph_of_the_users_own_needs_the_other_engine: [Bus],
-    a_graph_of_the_users_own_is_served_by_the_other_engine: [Bus, Runtime],
     its_threads_sleep_when_there_is_nothing_to_do: [Bus, Low],
     its_calibration_is_kept: [Bus, Low],
     its_memory_is_that_of_the_weights: [Bus, Medium, High],
@@ -124,7 +123,7 @@ async fn its_calibration_is_kept() -> Outcome {
 }
 
 /// The models of the store, and nothing beside them.
-fn without_library(setup: Setup) -> Outcome<Setup> {
+pub fn without_library(setup: Setup) -> Outcome<Setup> {
     let models = setup.path("models");
     std::os::unix::fs::symlink(needs::store().join("models").canonicalize()?, &models)?;
     Ok(setup.setting("model_dir", &models.display().to_string()))
@@ -188,12 +187,7 @@ async fn every_instruction_set_works_or_is_refused() -> Outcome {
     daemon.stop().await
 }
 
-/// A daemon's files with an ONNX graph of the user's own, imported as `own`.
-async fn with_own_graph() -> Outcome<Setup> {
-    with_graph(&fs::read(fixture("golden/tiny-bert/onnx/model.onnx"))?).await
-}
-
-/// A daemon's files with this graph, imported as `own`.
+/// A daemon's files with this graph of the user's own, imported as `own`.
 pub async fn with_graph(graph: &[u8]) -> Outcome<Setup> {
     let setup = Setup::sim()?;
     fs::create_dir(setup.path("models"))?;
@@ -209,20 +203,12 @@ pub async fn with_graph(graph: &[u8]) -> Outcome<Setup> {
 }
 
 async fn a_graph_of_the_users_own_needs_the_other_engine() -> Outcome {
-    let setup = with_own_graph().await?;
+    let setup = with_graph(&fs::read(fixture("golden/tiny-bert/onnx/model.onnx"))?).await?;
     let message = setup.refusal(ErrorName::ProviderUnavailable).await?;
     for part in ["own is an ONNX graph", "config.toml", "OP_DBUS_CPU_ENGINE=ort", "runtime pull"] {
         assert!(message.contains(part), "{part}: {message}");
     }
     Ok(())
-}
-
-async fn a_graph_of_the_users_own_is_served_by_the_other_engine() -> Outcome {
-    let setup = with_own_graph().await?.env("OP_DBUS_CPU_ENGINE", "ort");
-    let (_bus, _setup, daemon) = setup.alone().await?;
-    assert_eq!(daemon.client().status::<String>("engine").await?, "ort");
-    assert_eq!(daemon.client().vectors(&["x"]).await?[0].len(), 24);
-    daemon.stop().await
 }
 
 /// Whether all threads of a process wait for something, as the kernel sees it.

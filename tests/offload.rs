@@ -4,15 +4,13 @@
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fs;
 use std::io::{PipeWriter, Write};
-use std::os::fd::AsFd;
 use std::path::PathBuf;
 
 use futures_util::StreamExt;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use op_dbus_api::JobProxy;
-use zbus::proxy::CacheProperties;
-use zbus::{Fd, Variant};
+use zbus::Variant;
 
 use crate::harness::bus::PrivateBus;
 use crate::harness::client::{Client, Told, pid, value};
@@ -186,12 +184,10 @@ async fn calls_in_flight_move_to_the_fallback() -> Outcome {
 }
 
 /// A job that embeds at `level` what is written.
-async fn job<'c>(client: &'c Client, level: &'c str) -> Outcome<(JobProxy<'c>, PipeWriter)> {
+async fn job(client: &Client, level: &str) -> Outcome<(JobProxy<'static>, PipeWriter)> {
     let (source, writer) = std::io::pipe()?;
     let options = HashMap::from([("level", Variant::from(level))]);
-    let job = client.embedder.start_embed_from_fd(Fd::from(source.as_fd()), options).await?;
-    let job = JobProxy::builder(client.connection()).path(job);
-    Ok((job.cache_properties(CacheProperties::No).build().await?, writer))
+    Ok((client.start_job(source, options).await?, writer))
 }
 
 async fn embedded(job: &JobProxy<'_>, rows: u64) -> Outcome {

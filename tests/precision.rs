@@ -3,7 +3,6 @@
 
 use std::collections::HashMap;
 use std::fs;
-use std::path::{Path, PathBuf};
 
 use op_dbus_api::ErrorName;
 
@@ -13,7 +12,7 @@ use crate::harness::fixture;
 use crate::harness::golden::{self, assert_near};
 use crate::harness::registry::tests;
 use crate::native::with_graph;
-use crate::providers::{ggml, provider};
+use crate::providers::{find, ggml, provider};
 
 tests! {
     a_device_computes_in_halves: [Bus, Low, Ggml],
@@ -40,7 +39,7 @@ async fn a_device_computes_in_halves() -> Outcome {
         assert_eq!(reply.info::<String>("precision")?, precision);
         assert_near(&reply.vectors, golden::vectors("low")?, 0.9999);
         daemon.stop().await?;
-        let graph = find_ending(&setup.path("cache"), ".graph").ok_or("no graph is kept")?;
+        let graph = find(&setup.path("cache"), ".graph").ok_or("no graph is kept")?;
         sizes.push(fs::metadata(graph)?.len());
     }
     let share = sizes[1] as f64 / sizes[0] as f64;
@@ -77,18 +76,6 @@ async fn a_graph_of_the_users_own_is_computed_as_it_is() -> Outcome {
     let message = setup.refusal(ErrorName::ProviderUnavailable).await?;
     assert!(message.contains("computed as it is; set precision to auto"), "{message}");
     Ok(())
-}
-
-/// The first file whose name ends so, however deep.
-fn find_ending(folder: &Path, end: &str) -> Option<PathBuf> {
-    fs::read_dir(folder).ok()?.flatten().find_map(|entry| {
-        let path = entry.path();
-        if path.is_dir() {
-            find_ending(&path, end)
-        } else {
-            path.to_str()?.ends_with(end).then_some(path)
-        }
-    })
 }
 
 /// Batches of more shapes than there are buffers for, each twice, against those of a service without.

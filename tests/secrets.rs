@@ -8,7 +8,7 @@ use std::path::Path;
 use futures_util::TryStreamExt;
 use nix::sys::signal::Signal;
 use op_dbus_api::{
-    BUS_NAME, EMBEDDER_INTERFACE, ErrorName, JOBS_PATH, JobProxy, MANAGER_INTERFACE, ROOT_PATH,
+    BUS_NAME, EMBEDDER_INTERFACE, ErrorName, JOBS_PATH, MANAGER_INTERFACE, ROOT_PATH,
 };
 use serde_json::Value;
 use tokio::task::JoinHandle;
@@ -147,8 +147,7 @@ async fn handed_out(client: &Client, uid: u32, text: &str, file: &Path) -> Outco
         files.push(embedder.embed_to_fd(&[text], Options::new()).await?.0);
         files.push(embedder.embed_from_fd(source()?, Options::new()).await?.0);
     }
-    let job = client.embedder.start_embed_from_fd(source()?, Options::new()).await?;
-    let job = JobProxy::builder(client.connection()).path(job).build().await?;
+    let job = client.start_job(source()?, Options::new()).await?;
     files.push(job.fetch().await?.0);
     fs::remove_file(file)?;
     files.into_iter().map(content).collect()
@@ -178,8 +177,7 @@ async fn plant(client: &Client, daemon: &Daemon, setup: &Setup) -> Outcome<Vec<S
     from_fd(format!("{SECRET}\n"), "lines").await??;
     fs::write(&file, format!("{SECRET}\n"))?;
     let fd = Fd::from(OwnedFd::from(fs::File::open(&file)?));
-    let job = embedder.start_embed_from_fd(fd, Options::new()).await?;
-    let job = JobProxy::builder(client.connection()).path(job).build().await?;
+    let job = client.start_job(fd, Options::new()).await?;
     job.fetch().await?;
     fs::remove_file(&file)?;
     // A worker that dies with it in hand.

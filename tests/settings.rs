@@ -123,7 +123,7 @@ async fn drop_ins_are_read_and_named() -> Outcome {
 }
 
 async fn a_configuration_that_is_not_there() -> Outcome {
-    let setup = Setup::sim()?.env("OP_DBUS_CONFIG", "/nonexistent/config.toml");
+    let setup = Setup::sim()?;
     let bus = PrivateBus::start().await?;
     let mut command = clean(op_dbus());
     command.arg("daemon").env("OP_DBUS_BUS", bus.address());

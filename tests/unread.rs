@@ -8,14 +8,14 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use nix::sys::signal::Signal;
-use op_dbus_api::{BUS_NAME, EMBEDDER_INTERFACE, ROOT_PATH};
+use op_dbus_api::{BUS_NAME, ROOT_PATH};
 use tokio::time::timeout;
 use zbus::connection::Builder;
 use zbus::message::Type;
 use zbus::{Connection, Message, MessageStream};
 
 use crate::harness::bus::PrivateBus;
-use crate::harness::client::{Options, value};
+use crate::harness::client::{Options, call, value};
 use crate::harness::daemon::{Daemon, Setup};
 use crate::harness::registry::tests;
 use crate::harness::users::{MEMBER, Users};
@@ -60,9 +60,7 @@ impl Sleeper {
     }
 
     async fn send_to(&mut self, method: &'static str, texts: usize) -> Outcome {
-        let call = Message::method_call(ROOT_PATH, method).destination(BUS_NAME);
-        let call = call.interface(EMBEDDER_INTERFACE);
-        let call = call.build(&(vec!["x"; texts], Options::new()))?;
+        let call = call(method).build(&(vec!["x"; texts], Options::new()))?;
         self.waiting.insert(call.primary_header().serial_num());
         Ok(self.connection.send(&call).await?)
     }
@@ -276,8 +274,7 @@ async fn is_ended_by_what_it_refuses() -> Outcome<bool> {
     let _deaf = fill_up(&bus, &daemon).await?;
     let mut refused = bus.connect_bare()?;
     for _ in 0..24 {
-        let call = Message::method_call(ROOT_PATH, "Embed").destination(BUS_NAME);
-        refused.write_all(call.interface(EMBEDDER_INTERFACE).build(&long)?.data())?;
+        refused.write_all(call("Embed").build(&long)?.data())?;
     }
     assert_eq!(daemon.process.ended().await?.code(), Some(1));
     let said = daemon.process.stderr();

@@ -1,12 +1,11 @@
 //! Texts through pipes: without an end, silent, and as the service ends.
 
 use std::io::Write;
-use std::os::fd::AsFd;
 
 use nix::fcntl::SealFlag;
 use nix::sys::signal::Signal;
 use op_dbus_api::ErrorName;
-use zbus::{Fd, Variant};
+use zbus::Variant;
 
 use super::{embed, memfd};
 use crate::harness::client::{Options, refused};
@@ -65,10 +64,7 @@ async fn a_silent_pipe_is_ended() -> Outcome {
         let answer = within("a silent pipe", embed(client, &source, Options::new())).await?;
         let message = refused(answer, ErrorName::DeadlineExceeded)?;
         assert!(message.contains("for 1 s (source_silence_s)"), "{message}");
-        let source = Fd::from(source.as_fd());
-        let job = client.embedder.start_embed_from_fd(source, Options::new()).await?;
-        let job = op_dbus_api::JobProxy::builder(client.connection()).path(job);
-        let job = job.cache_properties(zbus::proxy::CacheProperties::No).build().await?;
+        let job = client.start_job(&source, Options::new()).await?;
         eventually("the end of its job", async || Ok(job.state().await? != "running")).await?;
         assert_eq!(job.error_name().await?, ErrorName::DeadlineExceeded.as_str());
         drop(writer);

@@ -1,17 +1,15 @@
 //! Commands that wait: `op-dbus status --wait` for a service that is there and does not embed, the doctor for a
 //! driver.
 
-use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::ExitStatusExt;
 use std::process::Stdio;
 
 use nix::sys::signal::{Signal, kill};
 
+use crate::doctor::command;
 use crate::harness::client::Client;
-use crate::harness::command::{clean, cli};
+use crate::harness::command::{cli, path_with};
 use crate::harness::daemon::Setup;
-use crate::harness::needs::op_dbus;
 use crate::harness::process::Process;
 use crate::harness::registry::tests;
 use crate::harness::{Outcome, eventually};
@@ -66,18 +64,10 @@ async fn status_waits_for_no_model_where_there_is_to_be_none() -> Outcome {
 /// NVIDIA's own program never ends where the driver hangs.
 async fn a_doctor_that_is_ended_waits_for_no_driver() -> Outcome {
     let setup = Setup::sim()?;
-    let (programs, asked) = (setup.path("programs"), setup.path("asked"));
-    fs::create_dir(&programs)?;
-    let program = programs.join("nvidia-smi");
-    let script = format!("#!/bin/sh\n: >{}\nexec tail -f /dev/null\n", asked.display());
-    fs::write(&program, script)?;
-    fs::set_permissions(&program, fs::Permissions::from_mode(0o755))?;
-    setup.write_config()?;
-    let mut command = clean(op_dbus());
-    command.args(["doctor", "cuda", "--quick", "--config"]).arg(setup.config_file());
-    command.arg("--state-file").arg(setup.state_file());
-    command.env("OP_DBUS_BUS", "unix:path=/nonexistent/bus");
-    command.env("PATH", format!("{}:{}", programs.display(), std::env::var("PATH")?));
+    let asked = setup.path("asked");
+    let script = format!(": >{}\nexec tail -f /dev/null", asked.display());
+    let mut command = command(&setup, "unix:path=/nonexistent/bus", &["cuda", "--quick"])?;
+    command.env("PATH", path_with(&setup.path(""), "nvidia-smi", &script)?);
     command.stdin(Stdio::null()).stdout(Stdio::null());
     let mut doctor = Process::start("doctor", command, &setup.path("doctor.log"))?;
     eventually("the question", async || Ok(asked.exists())).await?;

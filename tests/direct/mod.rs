@@ -17,6 +17,7 @@ use crate::faults::limit_descriptors;
 use crate::harness::client::{Client, Options, refused};
 use crate::harness::daemon::Setup;
 use crate::harness::files::content;
+use crate::harness::introspection::described;
 use crate::harness::registry::{Test, tests};
 use crate::harness::{Outcome, within};
 
@@ -121,9 +122,7 @@ async fn it_is_the_embedder_alone() -> Outcome {
     // Errors are those of the contract here as well.
     let unknown = Options::from([("colour", "blue".into())]);
     refused(direct.embedder.embed_packed(&["one"], unknown).await, ErrorName::InvalidArgument)?;
-    let proxy = zbus::fdo::IntrospectableProxy::builder(direct.connection());
-    let proxy = proxy.destination(op_dbus_api::BUS_NAME).path(ROOT_PATH).build().await?;
-    let live = proxy.introspect().await?;
+    let live = described(direct.connection(), ROOT_PATH).await?;
     assert!(live.contains(EMBEDDER_INTERFACE) && !live.contains(MANAGER_INTERFACE), "{live}");
     daemon.stop().await
 }

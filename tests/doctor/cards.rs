@@ -2,10 +2,10 @@
 
 use serde_json::Value;
 
-use super::{check, command, findings, path_to, text};
+use super::{check, command, findings, text};
 use crate::harness::Outcome;
 use crate::harness::bus::PrivateBus;
-use crate::harness::command::finish;
+use crate::harness::command::{finish, path_with};
 use crate::harness::daemon::Setup;
 use crate::harness::registry::tests;
 use crate::remote::fleet;
@@ -20,7 +20,7 @@ tests! {
 async fn cuda(setup: &Setup, script: &str) -> Outcome<Value> {
     let bus = PrivateBus::start().await?;
     let mut doctor = command(setup, bus.address(), &["cuda", "--quick", "--json"])?;
-    doctor.env("PATH", path_to(setup, "nvidia-smi", script)?);
+    doctor.env("PATH", path_with(&setup.path(""), "nvidia-smi", script)?);
     let found: Value = serde_json::from_str(&finish(doctor, "").await?.stdout)?;
     Ok(found["providers"][0]["checks"].clone())
 }

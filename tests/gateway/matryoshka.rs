@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::os::fd::OwnedFd;
 
 use half::f16;
-use op_dbus_api::{ErrorName, JobProxy, direct};
+use op_dbus_api::{ErrorName, direct};
 use serde_json::{Value, json};
 use zbus::Fd;
 
@@ -117,8 +117,7 @@ async fn from_descriptors(stage: &Stage, packed: &[Vec<f32>]) -> Outcome {
     let path = stage.setup.path("texts");
     fs::write(&path, TEXTS.join("\n"))?;
     let source = || -> Outcome<Fd<'static>> { Ok(Fd::from(OwnedFd::from(File::open(&path)?))) };
-    let job = client.embedder.start_embed_from_fd(source()?, options()).await?;
-    let job = JobProxy::builder(client.connection()).path(job).build().await?;
+    let job = client.start_job(source()?, options()).await?;
     let replies = [
         client.embedder.embed_from_fd(source()?, options()).await?,
         line.embedder.embed_from_fd(source()?, options()).await?,

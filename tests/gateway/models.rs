@@ -13,7 +13,7 @@ use super::{Stage, sentence};
 use crate::harness::Outcome;
 use crate::harness::bus::PrivateBus;
 use crate::harness::daemon::Setup;
-use crate::harness::gateway::Gateway;
+use crate::harness::gateway::{Answer, Gateway};
 use crate::harness::registry::tests;
 
 tests! {
@@ -22,17 +22,18 @@ tests! {
     a_model_that_is_being_loaded_is_not_unknown: [Bus, Curl],
 }
 
+/// The answer to a request that names this model.
+async fn ask(gateway: &Gateway, model: &str) -> Outcome<Answer> {
+    gateway.post("/v1/embeddings", &json!({"input": "one", "model": model})).await
+}
+
 async fn models_are_found_by_their_names() -> Outcome {
     let stage = Stage::sim().await?;
     let gateway = &stage.gateway;
-    let ask = |model: &'static str| {
-        let body = json!({"input": "one", "model": model});
-        async move { gateway.post("/v1/embeddings", &body).await }
-    };
     for model in ["default", "low", "paraphrase-MiniLM-L3-v2"] {
-        assert_eq!(ask(model).await?.ok()?["model"], "sim", "{model}");
+        assert_eq!(ask(gateway, model).await?.ok()?["model"], "sim", "{model}");
     }
-    let unknown = ask("text-embedding-3-small").await?;
+    let unknown = ask(gateway, "text-embedding-3-small").await?;
     assert_eq!(unknown.status, 404);
     let error = &unknown.json()?["error"];
     assert_eq!(
@@ -109,30 +110,25 @@ async fn service(bus: &PrivateBus, model: &'static str) -> Outcome<Connection> {
 async fn a_model_that_is_named_is_not_replaced_by_a_later_services() -> Outcome {
     let bus = PrivateBus::start().await?;
     let gateway = Gateway::start(&bus, &Setup::sim()?).await?;
-    let ask = |model: &'static str| {
-        let body = json!({"input": "one", "model": model});
-        let gateway = &gateway;
-        async move { gateway.post("/v1/embeddings", &body).await }
-    };
     let first = service(&bus, "first").await?;
     for name in ["first", "medium"] {
-        assert_eq!(ask(name).await?.ok()?["model"], "first", "{name}");
+        assert_eq!(ask(&gateway, name).await?.ok()?["model"], "first", "{name}");
     }
     first.release_name(BUS_NAME).await?;
     let second = service(&bus, "second").await?;
     for said in
         ["first was asked for and second has taken its place", "ask for one of medium, second"]
     {
-        let refused = ask("first").await?;
+        let refused = ask(&gateway, "first").await?;
         assert_eq!(refused.status, 404, "{}", refused.text);
         assert!(sentence(&refused, "/v1/")?.contains(said), "{}", refused.text);
     }
-    assert_eq!(ask("second").await?.ok()?["model"], "second");
+    assert_eq!(ask(&gateway, "second").await?.ok()?["model"], "second");
     second.release_name(BUS_NAME).await?;
     let _third = service(&bus, "third").await?;
     // A level is whatever it is by now, and a new name is found at once.
     for name in ["medium", "third"] {
-        assert_eq!(ask(name).await?.ok()?["model"], "third", "{name}");
+        assert_eq!(ask(&gateway, name).await?.ok()?["model"], "third", "{name}");
     }
     gateway.stop().await.map(drop)
 }
@@ -180,25 +176,20 @@ impl NoLevels {
 async fn a_model_that_is_being_loaded_is_not_unknown() -> Outcome {
     let bus = PrivateBus::start().await?;
     let gateway = Gateway::start(&bus, &Setup::sim()?).await?;
-    let ask = |model: &'static str| {
-        let body = json!({"input": "one", "model": model});
-        let gateway = &gateway;
-        async move { gateway.post("/v1/embeddings", &body).await }
-    };
     let is_loaded = Arc::new(AtomicBool::new(false));
     let service = Builder::address(bus.address());
     let service = service.serve_at(ROOT_PATH, Imported(Arc::clone(&is_loaded)));
     let service = service.serve_at(ROOT_PATH, NoLevels(Arc::clone(&is_loaded)));
     let _service = service.name(BUS_NAME).build().await?;
     for name in ["default", "own"] {
-        let early = ask(name).await?;
+        let early = ask(&gateway, name).await?;
         assert_eq!(early.status, 503, "{name}: {}", early.text);
         assert_eq!(sentence(&early, "/v1/")?, "own is being loaded");
         assert!(early.headers.contains_key("retry-after"), "{name}: {early:?}");
     }
     is_loaded.store(true, Ordering::Relaxed);
-    assert_eq!(ask("own").await?.ok()?["model"], "own");
-    let unknown = ask("other").await?;
+    assert_eq!(ask(&gateway, "own").await?.ok()?["model"], "own");
+    let unknown = ask(&gateway, "other").await?;
     assert_eq!(unknown.status, 404, "{}", unknown.text);
     assert!(sentence(&unknown, "/v1/")?.contains("ask for one of default, own"), "{unknown:?}");
     gateway.stop().await.map(drop)

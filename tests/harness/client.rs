@@ -1,12 +1,17 @@
 //! A client of the service on a connection of its own.
 
 use std::collections::HashMap;
+use std::os::fd::AsFd;
 
 use nix::unistd::Pid;
-use op_dbus_api::{EmbedderProxy, Error, ErrorName, ManagerProxy};
+use op_dbus_api::{
+    BUS_NAME, EMBEDDER_INTERFACE, EmbedderProxy, Error, ErrorName, JobProxy, ManagerProxy,
+    ROOT_PATH,
+};
 use tokio::task::JoinHandle;
+use zbus::message::Builder;
 use zbus::proxy::CacheProperties;
-use zbus::{Connection, OwnedVariant, Variant};
+use zbus::{Connection, Fd, Message, OwnedObjectPath, OwnedVariant, Variant};
 
 use super::bus::PrivateBus;
 use super::files::numbers;
@@ -99,6 +104,17 @@ impl Client {
         tokio::spawn(async move { embedder.embed(&text).await })
     }
 
+    /// Starts a job with these texts.
+    pub async fn start_job(
+        &self,
+        source: impl AsFd,
+        options: Options<'_>,
+    ) -> Outcome<JobProxy<'static>> {
+        let source = Fd::from(source.as_fd());
+        let path = self.embedder.start_embed_from_fd(source, options).await?;
+        job(&self.connection, path).await
+    }
+
     /// A counter of `GetStatistics`.
     pub async fn counter(&self, name: &str) -> Outcome<u64> {
         value(&self.manager.get_statistics().await?, name)
@@ -134,6 +150,18 @@ impl Client {
     pub async fn workers(&self) -> Outcome<Vec<Told>> {
         self.status("workers").await
     }
+}
+
+/// A job that was started.
+pub async fn job(connection: &Connection, path: OwnedObjectPath) -> Outcome<JobProxy<'static>> {
+    let proxy = JobProxy::builder(connection).path(path);
+    Ok(proxy.cache_properties(CacheProperties::No).build().await?)
+}
+
+/// A call of a method of the embedder.
+pub fn call(method: &'static str) -> Builder<'static> {
+    let call = Message::method_call(ROOT_PATH, method).interface(EMBEDDER_INTERFACE);
+    call.destination(BUS_NAME)
 }
 
 /// The process of a worker.

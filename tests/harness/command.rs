@@ -2,6 +2,8 @@
 
 use std::env;
 use std::ffi::OsStr;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Stdio;
 
@@ -64,6 +66,16 @@ pub fn with_program(mut command: Command) -> Outcome<Command> {
     let path = env::join_paths(own.into_iter().chain(env::split_paths(&path)))?;
     command.env("PATH", path);
     Ok(command)
+}
+
+/// A `PATH` with a program of the test's own, kept in `folder`, in the place of the machine's.
+pub fn path_with(folder: &Path, name: &str, script: &str) -> Outcome<String> {
+    let programs = folder.join("programs");
+    fs::create_dir_all(&programs)?;
+    let program = programs.join(name);
+    fs::write(&program, format!("#!/bin/sh\n{script}\n"))?;
+    fs::set_permissions(&program, Permissions::from_mode(0o755))?;
+    Ok(format!("{}:{}", programs.display(), env::var("PATH")?))
 }
 
 /// The same command, started by `script`, in which `"$@"` stands for it, in a mount namespace of

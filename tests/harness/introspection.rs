@@ -2,10 +2,20 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use op_dbus_api::BUS_NAME;
 use quick_xml::Reader;
 use quick_xml::events::Event;
+use zbus::Connection;
+use zbus::fdo::IntrospectableProxy;
 
 use super::Outcome;
+
+/// The introspection data of an object.
+pub async fn described(connection: &Connection, path: &str) -> Outcome<String> {
+    let introspectable = IntrospectableProxy::builder(connection).destination(BUS_NAME);
+    let introspectable = introspectable.path(path.to_owned()).build().await?;
+    Ok(introspectable.introspect().await?)
+}
 
 /// The interfaces of an object by their names, each with everything that callers can rely on: members,
 /// arguments in order with name and type, and annotations. Documentation is left out.

@@ -10,12 +10,12 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 
 use op_dbus_api::{BUS_NAME, JOB_INTERFACE, JOBS_PATH, ROOT_PATH, option};
-use zbus::fdo::{self, IntrospectableProxy};
+use zbus::fdo;
 use zbus::{Array, Connection, Dict, Fd, ObjectPath, Signature, Structure, Variant};
 
 use crate::harness::client::{Client, Options};
 use crate::harness::daemon::Setup;
-use crate::harness::introspection::interfaces;
+use crate::harness::introspection::{described, interfaces};
 use crate::harness::random::Random;
 use crate::harness::registry::tests;
 use crate::harness::{Outcome, within};
@@ -171,13 +171,6 @@ async fn refuses(
         Err(zbus::Error::FDO(error)) if !is_gone(&error) => Ok(true),
         Err(error) => Err(error.into()),
     }
-}
-
-/// The introspection data of an object.
-async fn described(connection: &Connection, path: &str) -> Outcome<String> {
-    let introspectable = IntrospectableProxy::builder(connection).destination(BUS_NAME);
-    let introspectable = introspectable.path(path.to_owned()).build().await?;
-    Ok(introspectable.introspect().await?)
 }
 
 /// The path of a job that has this file for its texts.

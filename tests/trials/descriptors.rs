@@ -9,10 +9,10 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 use op_dbus_api::{Error, ErrorName};
 use zbus::{Fd, Variant};
 
-use super::pipeline::{Pipeline, Reply, call};
+use super::pipeline::{Pipeline, Reply};
 use super::watch::{descriptors, descriptors_left, growth_mib};
 use super::{Outcome, Size, figure};
-use crate::harness::client::{Client, Options};
+use crate::harness::client::{Client, Options, call};
 use crate::harness::command::{clean, finish};
 use crate::harness::daemon::Setup;
 use crate::harness::gateway::Gateway;

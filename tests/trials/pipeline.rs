@@ -5,10 +5,10 @@ use std::num::NonZeroU32;
 use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
-use op_dbus_api::{BUS_NAME, EMBEDDER_INTERFACE, ROOT_PATH};
 use zbus::message::Type;
 use zbus::{Connection, Message, MessageStream, Variant};
 
+use crate::harness::client::call;
 use crate::harness::files::numbers;
 use crate::harness::{Outcome, within};
 
@@ -40,12 +40,6 @@ pub fn embed_packed(texts: &[&str], priority: Option<&str>) -> zbus::Result<Mess
     let options: HashMap<&str, Variant<'_>> =
         priority.into_iter().map(|priority| ("priority", priority.into())).collect();
     call("EmbedPacked").build(&(texts, options))
-}
-
-/// A call of a method of the embedder.
-pub fn call(method: &'static str) -> zbus::message::Builder<'static> {
-    let call = Message::method_call(ROOT_PATH, method);
-    call.destination(BUS_NAME).interface(EMBEDDER_INTERFACE)
 }
 
 impl Pipeline {

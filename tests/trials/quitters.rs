@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 
-use super::pipeline::{call, embed_packed};
+use super::pipeline::embed_packed;
 use super::watch::{descriptors, descriptors_left, growth_mib, ms, p99};
 use super::{Outcome, Size, figure, timed};
-use crate::harness::client::Options;
+use crate::harness::client::{Options, call};
 use crate::harness::daemon::{Daemon, Setup};
 use crate::harness::process::{peak, resident};
 use crate::harness::{eventually, within};

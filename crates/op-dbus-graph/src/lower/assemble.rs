@@ -51,7 +51,7 @@ pub(super) fn lower(
     graph.finish(inputs(operators.packs()), outputs)
 }
 
-fn inputs(packed: bool) -> Vec<ValueInfo> {
+pub(super) fn inputs(packed: bool) -> Vec<ValueInfo> {
     let input = |(name, dims): &(&str, &[&str])| port(name, INT32, dims);
     let padded: &[(&str, &[&str])] =
         &[("input_ids", &["batch", "sequence"]), ("lengths", &["batch"])];

@@ -1,8 +1,8 @@
 //! Nothing but products of large matrices: what a device can do at most.
 
-use super::pooling;
+use super::{assemble, pooling};
+use crate::onnx::FLOAT;
 use crate::onnx::writer::{GraphWriter, port};
-use crate::onnx::{FLOAT, INT32};
 use crate::{Error, Pooling, Precision};
 
 /// Words that there are vectors of.
@@ -38,7 +38,6 @@ pub fn products(side: usize, count: usize, precision: Precision) -> Result<Vec<u
     let pooled = graph.widen(&pooled);
     pooling::finish(&mut graph, None, &pooled);
     let dimensions = side.to_string();
-    let inputs =
-        vec![port("input_ids", INT32, &["batch", "sequence"]), port("lengths", INT32, &["batch"])];
-    graph.finish(inputs, vec![port("embedding", FLOAT, &["batch", &dimensions])])
+    let outputs = vec![port("embedding", FLOAT, &["batch", &dimensions])];
+    graph.finish(assemble::inputs(false), outputs)
 }
