@@ -6,6 +6,7 @@ use serde::de::{DeserializeOwned, IgnoredAny};
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
+use crate::error::refuse;
 use crate::place::Place;
 use crate::tokenizer::{self, TokenizerConfig};
 use crate::{Error, Family, Pooling, shards, transformer};
@@ -69,36 +70,31 @@ impl Config {
         self.family().filter(|_| is_plain && self.max_position_embeddings.is_some())
     }
 
+    /// Of two keys for the same the one that the model's family has.
+    fn own<'a, T>(&self, distilbert: &'a T, others: &'a T) -> &'a T {
+        match self.model_type.as_deref() {
+            Some("distilbert") => distilbert,
+            _ => others,
+        }
+    }
+
     /// Numbers in a token's vector.
     pub(crate) fn width(&self) -> Option<usize> {
-        match self.model_type.as_deref() {
-            Some("distilbert") => self.dim,
-            _ => self.hidden_size,
-        }
+        *self.own(&self.dim, &self.hidden_size)
     }
 
     /// Blocks, one after another.
     pub(crate) fn layers(&self) -> Option<usize> {
-        match self.model_type.as_deref() {
-            Some("distilbert") => self.n_layers,
-            _ => self.num_hidden_layers,
-        }
+        *self.own(&self.n_layers, &self.num_hidden_layers)
     }
 
     fn heads(&self) -> Option<usize> {
-        match self.model_type.as_deref() {
-            Some("distilbert") => self.n_heads,
-            _ => self.num_attention_heads,
-        }
+        *self.own(&self.n_heads, &self.num_attention_heads)
     }
 
     /// The activation, under the first of its names: some are one function under two.
     fn activation(&self) -> &str {
-        let stated = match self.model_type.as_deref() {
-            Some("distilbert") => &self.activation,
-            _ => &self.hidden_act,
-        };
-        match stated.as_deref() {
+        match self.own(&self.activation, &self.hidden_act).as_deref() {
             None | Some("gelu_python") => "gelu",
             Some("gelu_pytorch_tanh") => "gelu_new",
             Some(other) => other,
@@ -165,10 +161,6 @@ pub(crate) fn lacks(place: &Place, file: &str) -> Error {
 const KINDS: &str = "a sentence-transformers folder or .zip of the BERT, MPNet, RoBERTa or \
     DistilBERT family (modules.json, config.json, model.safetensors, tokenizer.json), or an ONNX \
     graph with its tokenizer.json";
-
-pub(crate) fn refuse(found: impl Into<String>, supported: impl Into<String>) -> Error {
-    Error::unsupported(found, supported)
-}
 
 pub(crate) fn read_family(config: &Config) -> Result<Family, Error> {
     const SUPPORTED: &str = "model_type bert, mpnet, roberta, xlm-roberta, camembert or distilbert \

@@ -6,8 +6,9 @@ use std::collections::BTreeMap;
 use crate::config_files::{
     Config, INPUT_TOKENS_MAX, PROMPTS, PoolingConfig, Prompts, cuts, input_tokens, optional,
     positions, read, read_done_pooling, read_family, read_pooling, read_prompts,
-    read_tokenizer_limit, refuse, require, require_weights,
+    read_tokenizer_limit, require, require_weights,
 };
+use crate::error::refuse;
 use crate::import::{ImportOptions, OnnxFacts};
 use crate::model::dense_paths;
 use crate::modules::{Module, dense_outputs, read_dense, read_modules, read_normalize};

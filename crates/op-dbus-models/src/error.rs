@@ -248,10 +248,11 @@ impl Error {
             Self::NoSpace { .. } | Self::ReadOnly { .. } | Self::Io { action: "write", .. }
         )
     }
+}
 
-    pub(crate) fn unsupported(found: impl Into<String>, supported: impl Into<String>) -> Self {
-        Self::Unsupported { found: found.into(), supported: supported.into() }
-    }
+/// What was found is not supported; what would be.
+pub(crate) fn refuse(found: impl Into<String>, supported: impl Into<String>) -> Error {
+    Error::Unsupported { found: found.into(), supported: supported.into() }
 }
 
 #[cfg(test)]

@@ -88,7 +88,7 @@ impl<'a> Hub<'a> {
         Ok(part)
     }
 
-    /// What is whole already needs nobody, whatever the environment says of whom to ask.
+    /// What is whole already needs nobody, whatever endpoint and proxies the environment names.
     fn complete(&self, part: &Path, record: &FileRecord, roots: RootCerts) -> Result<(), Error> {
         let mut start = std::fs::metadata(part).map_or(0, |meta| meta.len());
         if start == record.bytes {

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use crate::config_files::{self, WEIGHTS_BYTES_MAX};
 use crate::describe::{self, Description};
-use crate::error::HookError;
+use crate::error::{HookError, refuse};
 use crate::place::Place;
 use crate::progress::Progress;
 use crate::shards::{self, Shards};
@@ -265,7 +265,7 @@ fn agree(options: &ImportOptions<'_>, model: &Description) -> Result<(), Error> 
     ];
     for (flag, given, own) in says {
         if let Some(given) = given.filter(|given| *given != own) {
-            return Err(Error::unsupported(
+            return Err(refuse(
                 format!("{flag} {given} for a model that itself says {own}"),
                 format!("the model's own {own}, without {flag}"),
             ));

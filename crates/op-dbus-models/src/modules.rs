@@ -6,7 +6,8 @@ use std::collections::BTreeSet;
 use serde::Deserialize;
 
 use crate::Error;
-use crate::config_files::{lacks, read, refuse, require};
+use crate::config_files::{lacks, read, require};
+use crate::error::refuse;
 use crate::place::Place;
 
 /// An entry of `modules.json`.

@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use zip::ZipArchive;
 use zip::result::ZipError;
 
+use crate::error::refuse;
 use crate::progress::Step;
 use crate::{Error, FileRecord, digest, staging};
 use folder::Folder;
@@ -52,7 +53,7 @@ impl Place {
         let archive = ZipArchive::new(open().map_err(unread)?).map_err(|e| damaged(path, &e))?;
         let wrong = archive.file_names().find_map(|name| Some((name, wrong_with(name)?)));
         if let Some((name, (what, instead))) = wrong {
-            return Err(Error::unsupported(
+            return Err(refuse(
                 format!("{} has an entry `{name}` {what}", path.display()),
                 instead,
             ));
@@ -61,7 +62,7 @@ impl Place {
         let listed = open().and_then(|file| listed(file, start)).map_err(unread)?;
         let names: BTreeSet<String> = archive.file_names().map(without_dots).collect();
         if [listed, names.len()] != [archive.len(); 2] {
-            return Err(Error::unsupported(
+            return Err(refuse(
                 format!("{} has several entries of one name", path.display()),
                 "archives that have each file once",
             ));
@@ -85,7 +86,7 @@ impl Place {
             let Some(first) = folders.iter().copied().min_by_key(depth) else { continue };
             let mut others = folders.into_iter().filter(|other| *other != first);
             if let Some(other) = others.find(|other| depth(other) == depth(&first)) {
-                return Err(Error::unsupported(
+                return Err(refuse(
                     format!("{} has a {marker} in {first} and in {other}", path.display()),
                     "an archive with one model in its outermost folder (unpack it, and import one)",
                 ));
@@ -106,7 +107,7 @@ impl Place {
         if extension.eq_ignore_ascii_case("zip") {
             return Self::zip_around(path, markers);
         }
-        Err(Error::unsupported(
+        Err(refuse(
             format!("{} is neither a folder nor a .zip", path.display()),
             "a folder, a .zip or a .onnx file (unpack other archives first)",
         ))
@@ -190,7 +191,7 @@ impl Place {
         if self.seen.get(name).is_none_or(|seen| seen.as_ref() == digest) {
             return Ok(());
         }
-        Err(Error::unsupported(
+        Err(refuse(
             format!("{} was changed while it was read", self.shown(name).display()),
             "files that nobody writes meanwhile",
         ))
@@ -263,7 +264,7 @@ impl Place {
                 let shown = path.join(&full);
                 let mut entry = archive.by_index(index).map_err(|e| damaged(path, &e))?;
                 if entry.is_symlink() {
-                    return Err(Error::unsupported(
+                    return Err(refuse(
                         format!("{} is a symbolic link", shown.display()),
                         "plain files in archives",
                     ));
@@ -280,7 +281,7 @@ fn itself<'a>(file: &'a mut dyn Read, shown: &Path) -> Result<impl Read + use<'a
     let read = (&mut *file).take(POINTER.len() as u64).read_to_end(&mut head);
     read.map_err(|error| unreadable(shown, error))?;
     if head == POINTER {
-        return Err(Error::unsupported(
+        return Err(refuse(
             format!("{} is only git-lfs's pointer to the file", shown.display()),
             "the file itself (type `git lfs pull` in the folder, or download it)",
         ));
@@ -326,7 +327,7 @@ fn within(shown: &Path, total: u64, bytes_max: u64) -> Result<(), Error> {
     if total <= bytes_max {
         return Ok(());
     }
-    Err(Error::unsupported(
+    Err(refuse(
         format!("{} has more than {bytes_max} bytes", shown.display()),
         format!("at most {bytes_max} bytes for this file"),
     ))
@@ -352,8 +353,5 @@ fn damaged(path: &Path, error: &ZipError) -> Error {
         }
         _ => "an undamaged, unencrypted zip archive",
     };
-    Error::unsupported(
-        format!("{} cannot be read as a zip archive ({error})", path.display()),
-        supported,
-    )
+    refuse(format!("{} cannot be read as a zip archive ({error})", path.display()), supported)
 }

@@ -6,7 +6,8 @@ use safetensors::tensor::Metadata;
 use serde::Deserialize;
 
 use crate::Error;
-use crate::config_files::{WEIGHTS_BYTES_MAX, refuse, require};
+use crate::config_files::{WEIGHTS_BYTES_MAX, require};
+use crate::error::refuse;
 use crate::place::Place;
 
 /// The file that says which tensor is in which of them.

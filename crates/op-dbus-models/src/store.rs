@@ -303,7 +303,7 @@ fn write_record(dir: &Path, model: &Model) -> Result<(), Error> {
     text.push(b'\n');
     if text.len() as u64 > RECORD_BYTES_MAX {
         let prompts: usize = model.prompts.iter().map(|(name, text)| name.len() + text.len()).sum();
-        return Err(Error::unsupported(
+        return Err(crate::error::refuse(
             format!("a record of {} bytes, with prompts of {prompts} bytes", text.len()),
             format!(
                 "a record of at most {RECORD_BYTES_MAX} bytes, which has the prompts of \

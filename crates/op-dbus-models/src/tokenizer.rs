@@ -9,7 +9,8 @@ use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 
 use crate::Error;
-use crate::config_files::{Config, read, refuse, require};
+use crate::config_files::{Config, read, require};
+use crate::error::refuse;
 use crate::place::Place;
 
 const FILE: &str = "tokenizer.json";

@@ -4,7 +4,8 @@
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use crate::config_files::{read, refuse};
+use crate::config_files::read;
+use crate::error::refuse;
 use crate::place::Place;
 use crate::{Error, tokenizer};
 

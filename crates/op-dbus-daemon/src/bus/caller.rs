@@ -60,8 +60,6 @@ struct Only {
 struct Known {
     /// Those that have calls under way, or whose user is known.
     peers: HashMap<Arc<str>, Peer>,
-    /// How many users are known.
-    users: usize,
     next: u64,
     /// Nobody calls any more; what still comes is cancelled.
     ended: bool,
@@ -106,25 +104,21 @@ impl Known {
         if !self.peers.get(name).is_some_and(is_there) {
             return;
         }
-        if self.users >= USERS_MAX {
-            self.users = 0;
+        let users = self.peers.values().filter(|peer| peer.uid.is_some());
+        if users.count() >= USERS_MAX {
             self.peers.retain(|_, peer| {
                 peer.uid = None;
                 !peer.calls.is_empty()
             });
         }
-        if let Some(peer) = self.peers.get_mut(name)
-            && peer.uid.replace(uid).is_none()
-        {
-            self.users += 1;
+        if let Some(peer) = self.peers.get_mut(name) {
+            peer.uid = Some(uid);
         }
     }
 
     /// Forgets a connection. Returns its calls.
     fn forget(&mut self, name: &str) -> HashMap<u64, CancellationToken> {
-        let Some(peer) = self.peers.remove(name) else { return HashMap::new() };
-        self.users -= usize::from(peer.uid.is_some());
-        peer.calls
+        self.peers.remove(name).map(|peer| peer.calls).unwrap_or_default()
     }
 }
 
@@ -187,7 +181,7 @@ impl Callers {
         // As one whose user is known it stays, and no call has to put it there anew.
         let peer = Peer { name: sender.clone(), uid: Some(uid), calls: HashMap::new() };
         let peers = HashMap::from([(sender.clone(), peer)]);
-        let known = Mutex::new(Known { peers, users: 1, ..Known::default() });
+        let known = Mutex::new(Known { peers, ..Known::default() });
         let quota_told = caller.ticket.callers.quota_told.clone();
         Self { known, only: Some(Only { sender, uid, gate }), quota_told, ..Self::default() }
     }
@@ -282,7 +276,7 @@ impl Callers {
     pub fn end(&self) {
         let peers = {
             let mut known = self.known();
-            (known.ended, known.users) = (true, 0);
+            known.ended = true;
             mem::take(&mut known.peers)
         };
         let calls = peers.into_values().flat_map(|peer| peer.calls.into_values());

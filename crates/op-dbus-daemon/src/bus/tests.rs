@@ -38,7 +38,7 @@ impl Pair {
 
 fn in_process() -> Spawner {
     Arc::new(|blueprint, _| {
-        let dimensions = blueprint.dimensions;
+        let dimensions = blueprint.region.dimensions;
         Box::new(move |_| {
             let backend: Box<dyn Backend> = Box::new(SimBackend::new(dimensions));
             Ok(backend)

@@ -194,17 +194,14 @@ impl Service {
         if now.served().is_none() {
             self.enter(fleet.loading(choice));
         }
-        match fleet.get_anew(choice).await {
-            Ok(served) => Ok(Some(served)),
-            Err(error) if wanted(now.settings()).as_ref() == Some(choice) => {
-                self.restore_or(now, error.clone());
-                Err(Error::Load(error))
+        fleet.get_anew(choice).await.map(Some).map_err(|error| {
+            // What served goes on; where nothing did, the newest failure is the one to tell.
+            match now.served().is_none() && wanted(now.settings()).as_ref() == Some(choice) {
+                true => self.enter(Phase::Failed(error.clone())),
+                false => self.restore(now),
             }
-            Err(error) => {
-                self.restore(now);
-                Err(Error::Load(error))
-            }
-        }
+            Error::Load(error)
+        })
     }
 
     /// Loads what is to serve next on the provider that is asked for: who names one wants no other, and who leaves it
@@ -294,14 +291,6 @@ impl Service {
             before.fleet.keep(served);
         }
         self.enter(before.phase.clone());
-    }
-
-    /// What served goes on; where nothing did, the newest failure is the one to tell.
-    fn restore_or(&self, before: &Now, cause: Arc<Error>) {
-        match before.served() {
-            Some(_) => self.restore(before),
-            None => self.enter(Phase::Failed(cause)),
-        }
     }
 
     fn log_as(&self, loaded: &Loaded) {

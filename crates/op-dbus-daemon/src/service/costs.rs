@@ -214,7 +214,6 @@ pub(super) mod tests {
             model: "m".to_owned(),
             space: "aa".to_owned(),
             max_input_tokens: 8,
-            dimensions: 8,
             region: RegionShape { tokens_max: 1, rows_max: 1, dimensions: 8 },
             precision: Precision::F32,
             host: Host {

@@ -15,7 +15,6 @@ mod now;
 mod proofs;
 mod provider;
 mod recovery;
-mod replies;
 mod room;
 mod served;
 mod worker;
@@ -34,13 +33,14 @@ use op_dbus_engine::{CancellationToken, Error as EngineError, Kept};
 use op_dbus_models::Level;
 use tokio::sync::{Mutex, Notify, Semaphore, oneshot, watch};
 use tokio::time::{sleep_until, timeout_at};
+use tokio_util::task::TaskTracker;
+use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use crate::devices::Reader;
 use crate::settings::Loaded;
 use crate::telemetry::Telemetry;
 use engines::Engines;
 use fleet::Fleet;
-use replies::{Replies, Replying};
 
 pub use error::Error;
 pub(crate) use error::shown;
@@ -77,7 +77,7 @@ struct Inner {
     /// A call tries to load what could not be loaded before: that comes into force, or why it can't.
     tried: Notify,
     /// Replies that wait for room on their way.
-    replies: Replies,
+    replies: TaskTracker,
     /// Nothing that calls wait for comes any more.
     ended: CancellationToken,
 }
@@ -215,15 +215,16 @@ impl Service {
         let engines = self.engines();
         join_all(engines.iter().map(|served| served.engine.drain(deadline))).await;
         // What is computed by now may wait until its caller has read what was sent before.
-        let _ = timeout_at(deadline.into(), self.0.replies.none()).await;
+        self.0.replies.close();
+        let _ = timeout_at(deadline.into(), self.0.replies.wait()).await;
         // Before the disk is waited for, with which no caller has to do.
         self.0.ended.cancel();
         before.fleet.close().await;
     }
 
-    /// Has a [`Service::drain`] wait for a reply, as for what is computed.
-    pub(crate) fn replying(&self) -> Replying<'_> {
-        self.0.replies.one()
+    /// Has a [`Service::drain`] wait for a reply, as for what is computed, until this is dropped.
+    pub(crate) fn replying(&self) -> TaskTrackerToken {
+        self.0.replies.token()
     }
 
     /// Returns once [`Service::drain`] has had the engines end. What has no answer then, as it waits for a model or for a

@@ -48,7 +48,7 @@ impl Backends {
     fn spawner(&self) -> Spawner {
         let backends = self.clone();
         Arc::new(move |blueprint, _| {
-            let (backends, dimensions) = (backends.clone(), blueprint.dimensions);
+            let (backends, dimensions) = (backends.clone(), blueprint.region.dimensions);
             Box::new(move |_| backends.make(dimensions))
         })
     }

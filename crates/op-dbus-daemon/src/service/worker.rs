@@ -41,8 +41,6 @@ pub struct Blueprint {
     pub space: String,
     /// Tokens of the longest text that they get: what stands in the store may say something else by then.
     pub max_input_tokens: usize,
-    /// Length of one vector.
-    pub dimensions: usize,
     /// The largest batch.
     pub region: RegionShape,
     /// Precision of the arithmetic.

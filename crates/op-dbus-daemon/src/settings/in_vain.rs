@@ -17,6 +17,116 @@ use super::{Loaded, Row, Settings, options};
 /// Tokens that no text has fewer of: one, and those that it begins and ends with.
 const SHORTEST_TEXT: usize = 3;
 
+impl Loaded {
+    /// What is said of the default prompt that the settings have for this model, if it lacks that and so is not
+    /// served; `warnings` has it as well.
+    pub fn missing_prompt(&self, model: &Model) -> Option<String> {
+        let name = &model.name;
+        let own = self.settings.models.get(name)?;
+        let prompt = own.default_prompt.as_ref().filter(|prompt| !prompt.is_empty())?;
+        let is_there = own.prompts.contains_key(prompt) || model.prompts.contains_key(prompt);
+        let key = format!("models.{name}.default_prompt");
+        let origin = self.place_of(&key);
+        (!is_there).then(|| {
+            format!(
+                "{origin}: {key} is {prompt:?}, which the model does not have; add it to the table \
+                 as `prompts = {{ {prompt:?} = \"…\" }}`, or leave default_prompt out"
+            )
+        })
+    }
+
+    /// Whether something that `warnings` tell keeps the model in force from being served;
+    /// `cpu_computes` is whether the CPU has the instructions that the settings ask for.
+    pub fn serves_nothing(&self, cpu_computes: bool) -> bool {
+        let Settings {
+            vector_level,
+            execution_provider,
+            fallback,
+            queue_tokens_max,
+            quota_tokens,
+            ..
+        } = &self.settings;
+        if *vector_level == Level::None {
+            return false;
+        }
+        let is_out = |one: &Provider| match one {
+            Provider::Cpu => !cpu_computes,
+            Provider::Remote => missing_endpoints(self).is_some(),
+            other => of_another_system(*other).is_some(),
+        };
+        let no_provider = fallback.iter().chain([execution_provider]).all(is_out);
+        let no_text = *queue_tokens_max.min(quota_tokens) < SHORTEST_TEXT;
+        if no_provider || no_text || no_folder(self).is_some() {
+            return true;
+        }
+        let is_refused = |model: Model| {
+            self.missing_prompt(&model).or_else(|| wrong_dimensions(self, &model)).is_some()
+        };
+        in_force(self).is_some_and(is_refused)
+    }
+
+    /// What is said of a default prompt that fills all that the model in force reads: nothing is read of a text that is
+    /// cut at its end. Calls may ask for another prompt, or for another end. It is not among `warnings`, as the model's
+    /// tokenizer has to be read for it.
+    pub fn full_prompt(&self) -> Option<String> {
+        let model = in_force(self)?;
+        let (name, longest) = (&model.name, model.max_input_tokens);
+        let own = self.settings.models.get(name);
+        let default = own.and_then(|own| own.default_prompt.as_ref());
+        let prompt = default.or(model.default_prompt.as_ref())?;
+        let own_text = own.and_then(|own| own.prompts.get(prompt));
+        let text = own_text.or_else(|| model.prompts.get(prompt))?;
+        // A tokenizer is costly to read, and makes hardly more tokens of a text than it has bytes.
+        if text.len() < longest / 2 {
+            return None;
+        }
+        let json = model.read(&model.tokenizer()).ok()?;
+        let tokens = Tokenizer::from_bytes(&json, longest).ok()?.ids(text).ok()?.len();
+        let key = format!("models.{name}.default_prompt");
+        let of_text = format!("models.{name}.prompts.{prompt}");
+        let which = match default {
+            _ if own_text.is_some() => {
+                format!("{}: {of_text} is the default prompt, and", self.place_of(&of_text))
+            }
+            Some(_) => format!("{}: {key} is {prompt:?}, which", self.place_of(&key)),
+            None => format!("the default prompt {prompt:?} that {name} itself has"),
+        };
+        (tokens >= longest).then(|| {
+            format!(
+                "{which} fills all {longest} tokens that the model reads, so that with the default \
+                 truncation all texts get the same vector; use a shorter prompt, or set {key} to \
+                 \"\""
+            )
+        })
+    }
+
+    /// What is said of limits that no long text of the model in force fits, or not even a short one where the model is
+    /// not known; `warnings` has it as well.
+    pub fn short_limits(&self) -> Vec<String> {
+        let Settings { vector_level, queue_tokens_max, quota_tokens, .. } = &self.settings;
+        if *vector_level == Level::None {
+            return Vec::new();
+        }
+        let built_in = |name: &str| manifest::models().iter().find(|model| model.name == name);
+        let known = model_name(self).and_then(|name| {
+            let longest = in_force(self).map(|model| model.max_input_tokens);
+            let longest = longest.or_else(|| Some(built_in(name)?.max_input_tokens))?;
+            Some((format!("a long text of {name}"), longest))
+        });
+        let (text, longest) =
+            known.unwrap_or_else(|| ("even a short text".to_owned(), SHORTEST_TEXT));
+        let limits = [("queue_tokens_max", *queue_tokens_max), ("quota_tokens", *quota_tokens)];
+        let sentence = |(key, limit): (&str, usize)| {
+            format!(
+                "{}: {key} is {limit}, and {text} counts as {longest} tokens or more; raise {key} \
+                 to {longest} at least",
+                self.origin(key)
+            )
+        };
+        limits.into_iter().filter(|(_, limit)| *limit < longest).map(sentence).collect()
+    }
+}
+
 /// All of it that is told of settings by themselves, a sentence each.
 pub(super) fn sentences(loaded: &Loaded) -> Vec<String> {
     let mut all = switched_off(loaded);
@@ -24,7 +134,7 @@ pub(super) fn sentences(loaded: &Loaded) -> Vec<String> {
     all.extend(missing_models(loaded));
     all.extend(missing_prompts(loaded));
     all.extend(in_force(loaded).and_then(|model| wrong_dimensions(loaded, &model)));
-    all.extend(short_limits(loaded));
+    all.extend(loaded.short_limits());
     all.extend(missing_endpoints(loaded));
     all.extend(other_systems(loaded));
     all.extend(chain_of_auto(loaded));
@@ -123,80 +233,7 @@ fn missing_models(loaded: &Loaded) -> Vec<String> {
 fn missing_prompts(loaded: &Loaded) -> Vec<String> {
     let Settings { model_dir, models, .. } = &loaded.settings;
     let store = Store::open(model_dir);
-    models.keys().filter_map(|name| missing_prompt(loaded, &store.get(name).ok()?)).collect()
-}
-
-/// That the settings name a default prompt which neither they nor the model have: it is not served then.
-pub(super) fn missing_prompt(loaded: &Loaded, model: &Model) -> Option<String> {
-    let name = &model.name;
-    let own = loaded.settings.models.get(name)?;
-    let prompt = own.default_prompt.as_ref().filter(|prompt| !prompt.is_empty())?;
-    let is_there = own.prompts.contains_key(prompt) || model.prompts.contains_key(prompt);
-    let key = format!("models.{name}.default_prompt");
-    let origin = loaded.place_of(&key);
-    (!is_there).then(|| {
-        format!(
-            "{origin}: {key} is {prompt:?}, which the model does not have; add it to the table as \
-             `prompts = {{ {prompt:?} = \"…\" }}`, or leave default_prompt out"
-        )
-    })
-}
-
-/// That the default prompt of the model in force is as long as what it reads: nothing is read of a text that is cut at
-/// its end. Calls may ask for another prompt, or for another end.
-pub(super) fn full_prompt(loaded: &Loaded) -> Option<String> {
-    let model = in_force(loaded)?;
-    let (name, longest) = (&model.name, model.max_input_tokens);
-    let own = loaded.settings.models.get(name);
-    let default = own.and_then(|own| own.default_prompt.as_ref());
-    let prompt = default.or(model.default_prompt.as_ref())?;
-    let own_text = own.and_then(|own| own.prompts.get(prompt));
-    let text = own_text.or_else(|| model.prompts.get(prompt))?;
-    // A tokenizer is costly to read, and makes hardly more tokens of a text than it has bytes.
-    if text.len() < longest / 2 {
-        return None;
-    }
-    let json = model.read(&model.tokenizer()).ok()?;
-    let tokens = Tokenizer::from_bytes(&json, longest).ok()?.ids(text).ok()?.len();
-    let key = format!("models.{name}.default_prompt");
-    let of_text = format!("models.{name}.prompts.{prompt}");
-    let which = match default {
-        _ if own_text.is_some() => {
-            format!("{}: {of_text} is the default prompt, and", loaded.place_of(&of_text))
-        }
-        Some(_) => format!("{}: {key} is {prompt:?}, which", loaded.place_of(&key)),
-        None => format!("the default prompt {prompt:?} that {name} itself has"),
-    };
-    (tokens >= longest).then(|| {
-        format!(
-            "{which} fills all {longest} tokens that the model reads, so that with the default \
-             truncation all texts get the same vector; use a shorter prompt, or set {key} to \"\""
-        )
-    })
-}
-
-/// Limits that a long text of the model is above, or even a short one where the model is not known.
-pub(super) fn short_limits(loaded: &Loaded) -> Vec<String> {
-    let Settings { vector_level, queue_tokens_max, quota_tokens, .. } = &loaded.settings;
-    if *vector_level == Level::None {
-        return Vec::new();
-    }
-    let built_in = |name: &str| manifest::models().iter().find(|model| model.name == name);
-    let known = model_name(loaded).and_then(|name| {
-        let longest = in_force(loaded).map(|model| model.max_input_tokens);
-        let longest = longest.or_else(|| Some(built_in(name)?.max_input_tokens))?;
-        Some((format!("a long text of {name}"), longest))
-    });
-    let (text, longest) = known.unwrap_or_else(|| ("even a short text".to_owned(), SHORTEST_TEXT));
-    let limits = [("queue_tokens_max", *queue_tokens_max), ("quota_tokens", *quota_tokens)];
-    let sentence = |(key, limit): (&str, usize)| {
-        format!(
-            "{}: {key} is {limit}, and {text} counts as {longest} tokens or more; raise {key} to \
-             {longest} at least",
-            loaded.origin(key)
-        )
-    };
-    limits.into_iter().filter(|(_, limit)| *limit < longest).map(sentence).collect()
+    models.keys().filter_map(|name| loaded.missing_prompt(&store.get(name).ok()?)).collect()
 }
 
 /// That the model has other dimensions than the settings demand: the service does not start with it.
@@ -221,30 +258,6 @@ fn model_name(loaded: &Loaded) -> Option<&str> {
 /// The same model, as far as it is in the store.
 fn in_force(loaded: &Loaded) -> Option<Model> {
     Store::open(&loaded.settings.model_dir).get(model_name(loaded)?).ok()
-}
-
-/// Whether something that is told keeps the model in force from being served.
-pub(super) fn serves_nothing(loaded: &Loaded, cpu_computes: bool) -> bool {
-    let Settings {
-        vector_level, execution_provider, fallback, queue_tokens_max, quota_tokens, ..
-    } = &loaded.settings;
-    if *vector_level == Level::None {
-        return false;
-    }
-    let is_out = |one: &Provider| match one {
-        Provider::Cpu => !cpu_computes,
-        Provider::Remote => missing_endpoints(loaded).is_some(),
-        other => of_another_system(*other).is_some(),
-    };
-    let no_provider = fallback.iter().chain([execution_provider]).all(is_out);
-    let no_text = *queue_tokens_max.min(quota_tokens) < SHORTEST_TEXT;
-    if no_provider || no_text || no_folder(loaded).is_some() {
-        return true;
-    }
-    let is_refused = |model: Model| {
-        missing_prompt(loaded, &model).or_else(|| wrong_dimensions(loaded, &model)).is_some()
-    };
-    in_force(loaded).is_some_and(is_refused)
 }
 
 /// That the remote provider is asked for, and nobody says where.

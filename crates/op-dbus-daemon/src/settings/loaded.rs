@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use figment::{Figment, Provider as _};
-use op_dbus_models::Model;
 
 use super::check::{Checked, check, check_change};
 use super::kind::plain;
@@ -80,29 +79,6 @@ impl Loaded {
     /// What is said of environment variables that are nearly a setting's; `warnings` has it as well.
     pub fn misspelt(&self) -> Vec<String> {
         layers::misspelt(&self.sources)
-    }
-
-    /// What is said of the default prompt that the settings have for this model, if it lacks that and so is not
-    /// served; `warnings` has it as well.
-    pub fn missing_prompt(&self, model: &Model) -> Option<String> {
-        in_vain::missing_prompt(self, model)
-    }
-
-    /// Whether something that `warnings` tell keeps the model in force from being served;
-    /// `cpu_computes` is whether the CPU has the instructions that the settings ask for.
-    pub fn serves_nothing(&self, cpu_computes: bool) -> bool {
-        in_vain::serves_nothing(self, cpu_computes)
-    }
-
-    /// What is said of a default prompt that fills all that the model in force reads. It is not among `warnings`, as
-    /// the model's tokenizer has to be read for it.
-    pub fn full_prompt(&self) -> Option<String> {
-        in_vain::full_prompt(self)
-    }
-
-    /// What is said of limits that no long text of the model in force fits; `warnings` has it as well.
-    pub fn short_limits(&self) -> Vec<String> {
-        in_vain::short_limits(self)
     }
 
     /// Keeps in the state file what was changed. Waits for the disk.

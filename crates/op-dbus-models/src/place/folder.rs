@@ -9,6 +9,7 @@ use nix::fcntl::{OFlag, open, openat};
 use nix::sys::stat::Mode;
 
 use crate::Error;
+use crate::error::refuse;
 
 /// An open folder.
 pub(super) struct Folder {
@@ -83,12 +84,12 @@ impl Folder {
         if file.metadata().map_err(fail)?.is_file() {
             return Ok(file);
         }
-        Err(Error::unsupported(format!("{} is not a file", shown.display()), "plain files"))
+        Err(refuse(format!("{} is not a file", shown.display()), "plain files"))
     }
 }
 
 fn refuse_link(link: &Path, where_to: &str) -> Error {
-    Error::unsupported(
+    refuse(
         format!("{} is a symbolic link {where_to}", link.display()),
         "files that lie in the folder (`cp -rL` makes a copy with the files themselves)",
     )

@@ -26,11 +26,7 @@ fn who_leaves_while_the_bus_is_asked_is_not_remembered() {
 
 /// Who is known, with the user where that is.
 fn users(callers: &Callers) -> Vec<(String, Option<u32>)> {
-    let known = callers.known();
-    let users: Vec<_> =
-        known.peers.values().map(|peer| (peer.name.to_string(), peer.uid)).collect();
-    assert_eq!(users.iter().filter(|(_, uid)| uid.is_some()).count(), known.users);
-    users
+    callers.known().peers.values().map(|peer| (peer.name.to_string(), peer.uid)).collect()
 }
 
 /// Whoever they were: a call under way is told that its caller has left.

@@ -38,7 +38,7 @@ use threads::Threads;
 const AUTHENTICATION_MAX: Duration = Duration::from_secs(30);
 
 /// The direct connections of all users.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Direct {
     threads: Threads,
     /// Every connection listens.
@@ -52,12 +52,6 @@ struct Line {
     opener: Caller,
     calls: Calls,
     callers: Arc<Callers>,
-}
-
-impl Default for Direct {
-    fn default() -> Self {
-        Self { threads: Threads::default(), ends: watch::Sender::new(false) }
-    }
 }
 
 impl Direct {

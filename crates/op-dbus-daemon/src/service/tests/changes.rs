@@ -43,7 +43,7 @@ async fn a_refused_change_leaves_the_failure_that_is_told() {
 async fn a_device_that_is_not_there_is_refused_where_auto_is_asked_for_too() {
     let root = tempfile::tempdir().unwrap();
     let spawner: Spawner = Arc::new(|blueprint, _| {
-        let (provider, dimensions) = (blueprint.host.provider, blueprint.dimensions);
+        let (provider, dimensions) = (blueprint.host.provider, blueprint.region.dimensions);
         let is_there = provider == Provider::Cpu || blueprint.host.devices == [0];
         Box::new(move |_| {
             if !is_there {

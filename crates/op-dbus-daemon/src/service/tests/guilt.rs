@@ -21,7 +21,7 @@ const DEADLY: i32 = 52;
 /// Workers that are lost with "!" on ggml and, if it is `deadly` there as well, on the CPU.
 fn spawner(deadly_on_cpu: bool) -> Spawner {
     Arc::new(move |blueprint, _| {
-        let (provider, dimensions) = (blueprint.host.provider, blueprint.dimensions);
+        let (provider, dimensions) = (blueprint.host.provider, blueprint.region.dimensions);
         let deadly = provider == Provider::Ggml || deadly_on_cpu;
         Box::new(move |_| {
             let die_on_token = deadly.then_some(DEADLY);
@@ -363,7 +363,7 @@ async fn cuda_is_kept_for_a_model_that_halves_do_not_get_along_with() {
     {
         let root = tempfile::tempdir().unwrap();
         let spawner: Spawner = Arc::new(move |blueprint, _| {
-            let (provider, dimensions) = (blueprint.host.provider, blueprint.dimensions);
+            let (provider, dimensions) = (blueprint.host.provider, blueprint.region.dimensions);
             let is_wrong = match blueprint.precision {
                 Precision::Auto => provider == Provider::Cuda,
                 _ => provider == Provider::Cuda && in_f32,

@@ -193,7 +193,7 @@ async fn a_level_beside_the_one_in_force_is_told_of_full_devices_as_well() {
     fs::write(&program, told).unwrap();
     fs::set_permissions(&program, Permissions::from_mode(0o755)).unwrap();
     let spawner: Spawner = Arc::new(|blueprint, _| {
-        let dimensions = blueprint.dimensions;
+        let dimensions = blueprint.region.dimensions;
         Box::new(move |number| {
             let sim = SimBackend::new(dimensions);
             let device = format!("cuda:{number}");

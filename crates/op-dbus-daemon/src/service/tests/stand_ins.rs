@@ -45,7 +45,7 @@ impl Device {
     fn spawner(&self, model: &'static str) -> Spawner {
         let device = self.clone();
         Arc::new(move |blueprint, _| {
-            let (provider, dimensions) = (blueprint.host.provider, blueprint.dimensions);
+            let (provider, dimensions) = (blueprint.host.provider, blueprint.region.dimensions);
             let is_its_own = provider == Provider::Ggml && blueprint.model == model;
             let device = is_its_own.then(|| device.clone());
             Box::new(move |_| {
