@@ -77,6 +77,9 @@ pub enum LoadErrorKind {
     ModelCorrupt,
     /// The runtime library or the provider can't be used.
     ProviderUnavailable,
+    /// The provider can't have this model, and may have others: there is no memory for it, or its graph is not one that
+    /// the provider computes.
+    Unfit,
     /// It loaded and computes, and its vectors are not the model's.
     Untrusted,
     /// Anything else.

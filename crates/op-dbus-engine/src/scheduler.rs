@@ -266,6 +266,7 @@ impl Scheduler {
             if until_check.is_zero() {
                 return state.sent_to(Next::Check, worker, now_us);
             }
+            times_left = 0;
             guard = self.wait(bell, guard, Some(until_check));
         }
     }

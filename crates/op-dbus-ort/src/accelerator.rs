@@ -6,7 +6,7 @@ use std::env::consts::{DLL_PREFIX, DLL_SUFFIX};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-use op_dbus_engine::{BackendError, LoadErrorKind};
+use op_dbus_engine::BackendError;
 use ort::device::Device;
 use ort::environment::Environment;
 use ort::ep;
@@ -326,8 +326,7 @@ impl Accelerator {
 
     /// The provider can't be used, and why.
     pub(crate) fn unavailable(&self, why: String) -> BackendError {
-        let message = format!("{} does not work here: {}", self.provider, failure::meant(&why));
-        BackendError::Load { kind: LoadErrorKind::ProviderUnavailable, message }
+        failure::unavailable(&self.provider, &why)
     }
 }
 

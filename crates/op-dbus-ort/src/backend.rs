@@ -125,7 +125,7 @@ impl OrtBackend {
             |error| accelerator.unavailable(format!("what it ran can't be read ({error})"));
         match read().map_err(unknown)?.problem() {
             None => Ok(()),
-            Some(problem) => Err(accelerator.unavailable(problem)),
+            Some(problem) => Err(failure::unfit(&accelerator.provider, &problem)),
         }
     }
 

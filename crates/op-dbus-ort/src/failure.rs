@@ -20,8 +20,13 @@ pub(crate) fn run(error: ort::Error) -> BackendError {
     said(error.message())
 }
 
+/// Whether it is memory that the runtime lacks, by what it said.
+fn is_of_memory(text: &str) -> bool {
+    NO_MEMORY.iter().any(|phrase| text.contains(phrase))
+}
+
 fn said(text: &str) -> BackendError {
-    if NO_MEMORY.iter().any(|phrase| text.contains(phrase)) {
+    if is_of_memory(text) {
         BackendError::OutOfMemory(text.to_owned())
     } else {
         BackendError::Failed(format!("ONNX Runtime refused the batch: {text}"))
@@ -38,6 +43,23 @@ pub(crate) fn meant(said: &str) -> &str {
     let meaning = of_a_line.map(|(_, meaning)| meaning).filter(|it| !it.trim().is_empty());
     // The runtime's own sentences end in a period, and others follow here.
     meaning.unwrap_or(said).trim_end().trim_end_matches('.')
+}
+
+/// A provider that can't be used, and why. Where there is no memory for this model there may be for others.
+pub(crate) fn unavailable(provider: &str, why: &str) -> BackendError {
+    match is_of_memory(why) {
+        true => unfit(provider, why),
+        false => of_provider(LoadErrorKind::ProviderUnavailable, provider, why),
+    }
+}
+
+/// A provider that can't have this model, and why.
+pub(crate) fn unfit(provider: &str, why: &str) -> BackendError {
+    of_provider(LoadErrorKind::Unfit, provider, why)
+}
+
+fn of_provider(kind: LoadErrorKind, provider: &str, why: &str) -> BackendError {
+    BackendError::Load { kind, message: format!("{provider} does not work here: {}", meant(why)) }
 }
 
 /// A session that could not be made of `what`.
@@ -84,6 +106,12 @@ mod tests {
         ];
         for text in of_an_arena {
             assert_eq!(said(text), BackendError::OutOfMemory(text.to_owned()));
+            // The card may have room for another model.
+            let refusal = unavailable("cuda", &said(text).to_string());
+            assert!(
+                matches!(refusal, BackendError::Load { kind: LoadErrorKind::Unfit, .. }),
+                "{refusal:?}"
+            );
         }
         let other = said("Got invalid dimensions for input: input_ids");
         assert!(matches!(other, BackendError::Failed(_)), "{other:?}");

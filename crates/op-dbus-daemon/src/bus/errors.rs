@@ -63,9 +63,9 @@ fn backend(error: &BackendError) -> ErrorName {
         BackendError::Load { kind, .. } => match kind {
             LoadErrorKind::ModelNotInstalled => ErrorName::ModelNotInstalled,
             LoadErrorKind::ModelCorrupt => ErrorName::ModelCorrupt,
-            LoadErrorKind::ProviderUnavailable | LoadErrorKind::Untrusted => {
-                ErrorName::ProviderUnavailable
-            }
+            LoadErrorKind::ProviderUnavailable
+            | LoadErrorKind::Unfit
+            | LoadErrorKind::Untrusted => ErrorName::ProviderUnavailable,
             LoadErrorKind::Other => ErrorName::WorkerFailed,
         },
         BackendError::Lost(_) | BackendError::Killed(_) | BackendError::Failed(_) => {

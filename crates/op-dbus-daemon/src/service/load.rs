@@ -162,7 +162,11 @@ fn start_trusted(
     let in_32_bits = start(Precision::F32);
     let started = in_32_bits.map_err(|error| {
         let too = if error.to_string() == message { String::new() } else { format!(": {error}") };
-        Error::Unfit(format!("{message}; nor in f32{too}"))
+        let of_both = format!("{message}; nor in f32{too}");
+        match error {
+            Error::Provider(_) => Error::Provider(of_both),
+            _ => Error::Unfit(of_both),
+        }
     })?;
     tracing::warn!(provider = %host.provider, "the model is computed in f32: {message}");
     Ok(started)

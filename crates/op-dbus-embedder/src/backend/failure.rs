@@ -10,6 +10,11 @@ pub fn unavailable(message: String) -> BackendError {
     BackendError::Load { kind: LoadErrorKind::ProviderUnavailable, message }
 }
 
+/// The provider can't have this model.
+pub fn unfit(message: String) -> BackendError {
+    BackendError::Load { kind: LoadErrorKind::Unfit, message }
+}
+
 /// A file can't be read.
 pub fn unreadable(path: &Path, error: &std::io::Error) -> BackendError {
     let message = format!("can't read {}: {error}", path.display());

@@ -24,7 +24,7 @@ pub fn load(spec: &Spec) -> Result<Box<dyn Backend>, BackendError> {
         }
         Some(family) => Graph::Compiled(compiled(&model, (family, computed), spec)?),
         None if computed == Computed::F16 => {
-            return Err(failure::unavailable(format!(
+            return Err(failure::unfit(format!(
                 "precision is f16, and {} is an ONNX graph, which is computed as it is; set \
                  precision to auto",
                 model.name
@@ -198,13 +198,13 @@ fn refused(provider: &str, weights: &Path, error: &op_dbus_graph::Error) -> Refu
     let told = format!("{}: {error}", weights.display());
     match error {
         op_dbus_graph::Error::Unsupported { what: "precision", .. } => {
-            Refusal { error: failure::unavailable(told), is_precision: true }
+            Refusal { error: failure::unfit(told), is_precision: true }
         }
         op_dbus_graph::Error::TooLarge { .. } if provider == super::CPU => {
             failure::unavailable(format!("{told}; or set cpu_engine to native")).into()
         }
         op_dbus_graph::Error::TooLarge { .. } => {
-            failure::unavailable(format!("{provider} does not work here: {told}")).into()
+            failure::unfit(format!("{provider} does not work here: {told}")).into()
         }
         error => failure::corrupt(weights, error).into(),
     }
@@ -259,8 +259,8 @@ mod tests {
         // The next provider may do with these, and 32 bits are no fewer.
         for what in ["the compiled graph", "the table of relative position biases"] {
             let told = format!("weights: {what} would be too large: much; supported: little");
-            let unavailable = failure::unavailable(format!("cuda does not work here: {told}"));
-            assert_eq!(tried(Some(too_large(what))), (Err(unavailable), vec![Computed::F16]));
+            let unfit = failure::unfit(format!("cuda does not work here: {told}"));
+            assert_eq!(tried(Some(too_large(what))), (Err(unfit), vec![Computed::F16]));
             let on_the_cpu = refused(super::super::CPU, Path::new("weights"), &too_large(what));
             let unavailable = failure::unavailable(format!("{told}; or set cpu_engine to native"));
             assert_eq!(on_the_cpu.error, unavailable);

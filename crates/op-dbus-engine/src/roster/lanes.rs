@@ -31,7 +31,7 @@ impl Roster {
             // Of nobody anything may be known.
             least < most && !routing::are_alike(least, most)
         };
-        self.lacks_room(waiting_tokens) || self.is_mixed() && (self.pools.len() > 1 || differ())
+        self.is_roomier(waiting_tokens) || self.is_mixed() && (self.pools.len() > 1 || differ())
     }
 
     /// Whether `worker` leaves what waits, so many tokens, to others, which have it done first or have the memory for

@@ -98,9 +98,12 @@ impl Roster {
         self.workers.iter().fold(MemoryUse::default(), |sum, worker| sum.and(worker.status.memory))
     }
 
-    /// Whether some worker has no room for the next batch of what waits, so many tokens.
-    pub(super) fn lacks_room(&self, waiting_tokens: usize) -> bool {
-        self.ordinary().any(|worker| !self.has_room(worker, waiting_tokens))
+    /// Whether the next batch of what waits, so many tokens, has room with some worker and with another one has not.
+    pub(super) fn is_roomier(&self, waiting_tokens: usize) -> bool {
+        let mut rooms = self.ordinary().filter(|worker| worker.is_there());
+        let first = rooms.next().map(|worker| self.has_room(worker, waiting_tokens));
+        first
+            .is_some_and(|first| rooms.any(|worker| self.has_room(worker, waiting_tokens) != first))
     }
 }
 
@@ -157,6 +160,21 @@ mod tests {
         assert_eq!(roster.leaves(0, 100, 0), None, "a small one fits");
         assert_eq!(roster.set_free("gpu:0", None), [(0, false)]);
         assert_eq!(roster.leaves(0, WAITING, 0), None);
+    }
+
+    /// Else one that is woken alone would leave it to one that sleeps. Where all have room, nobody does.
+    #[test]
+    fn all_are_asked_where_one_device_lacks_the_room_that_another_has() {
+        let mut roster = roster(moved(100_000));
+        let mut set = |free: [u64; 2]| {
+            for (device, free) in ["gpu:0", "gpu:1"].into_iter().zip(free) {
+                roster.set_free(device, Some(free));
+            }
+            [WAITING, 100].map(|tokens| roster.is_choosy(tokens))
+        };
+        assert_eq!(set([2 * 51_200; 2]), [false, false]);
+        assert_eq!(set([2 * 51_200 - 1, 2 * 51_200]), [true, false]);
+        assert_eq!(set([2 * 51_200 - 1; 2]), [false, false]);
     }
 
     /// Which would take the memory from whoever has it.

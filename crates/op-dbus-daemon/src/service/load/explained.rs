@@ -45,6 +45,7 @@ pub(super) fn explained(error: BackendError, provider: Provider, loaded: &Loaded
         BackendError::Load { kind: LoadErrorKind::ProviderUnavailable, message } => {
             Error::Provider(message)
         }
+        BackendError::Load { kind: LoadErrorKind::Unfit, message } => Error::Unfit(message),
         // What it computes is what others are measured against.
         BackendError::Load { kind: LoadErrorKind::Untrusted, message }
             if provider == Provider::Cpu =>

@@ -190,7 +190,11 @@ async fn a_model_that_is_too_large_for_auto_is_no_lost_device() {
         let is_other = blueprint.model == "other" && blueprint.host.provider != Provider::Cpu;
         let (made, large) = (there(blueprint, settings), large.clone());
         Box::new(move |number| match is_other && large.load(Ordering::SeqCst) {
-            true => Err(BackendError::OutOfMemory("too large".to_owned())),
+            // As a worker has it whose device is full.
+            true => Err(BackendError::Load {
+                kind: LoadErrorKind::Unfit,
+                message: "too large".to_owned(),
+            }),
             false => made(number),
         })
     });
