@@ -165,7 +165,8 @@ pub const ROWS: &[Row] = &[
         key: "state_file",
         kind: Kind::Path { optional: false },
         default: "/var/lib/op-dbus/state.json",
-        doc: "Where settings changed while the service runs are kept.",
+        doc: "Where settings changed while the service runs are kept. Read at the start \
+              only: a change takes a restart.",
         ..Row::of(Group::Places)
     },
     Row {
@@ -181,7 +182,8 @@ pub const ROWS: &[Row] = &[
         key: "bus",
         kind: Kind::Bus,
         default: "system",
-        doc: "The bus on which the service is found.",
+        doc: "The bus on which the service is found. Read at the start only: a change takes a \
+              restart.",
         ..Row::of(Group::Places)
     },
     Row {
@@ -338,7 +340,8 @@ pub const ROWS: &[Row] = &[
         default: "false",
         doc: "Whether the service and the gateway may leave a core dump when they crash, as far as \
               the limit of the unit or the shell lets them: it holds callers' texts. Without it \
-              nobody but root may attach a debugger either. Workers leave none in any case.",
+              nobody but root may attach a debugger either. Workers leave none in any case. Read \
+              at the start only: a change takes a restart.",
         ..Row::of(Group::Life)
     },
     Row {

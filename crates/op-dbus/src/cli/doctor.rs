@@ -48,7 +48,8 @@ Examples:
   op-dbus doctor cuda --quick
   op-dbus doctor --json | jq -r .next
 
-Ends with 0 when what is asked for would work, with 1 when not.
+Ends with 1 when something stands in the way, else with 0, also where nothing could be proved
+(`works` is null in JSON then), and with 6, without JSON, for a mistake in the settings.
 {EXIT_CODES}"))]
 pub struct Args {
     /// Providers; by default those that the settings ask for, and a line about each other one
