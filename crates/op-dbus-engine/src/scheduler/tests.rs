@@ -198,6 +198,22 @@ fn all_are_rung_for_only_where_the_one_that_wakes_may_leave_it_to_another() {
     }
 }
 
+/// Who was to take it may sleep, where nobody was rung for it or costs have changed since.
+#[test]
+fn who_leaves_the_same_to_another_again_wakes_it() {
+    let scheduler = Arc::new(of_two(10_000));
+    let _call = queued(&scheduler, Priority::Interactive, 1);
+    assert_eq!(scheduler.work.rings(), [0, 0], "nobody waits yet");
+    let told = waits(&scheduler, 0);
+    let end = Instant::now() + Duration::from_secs(60);
+    while scheduler.work.rings() != [0, 1] {
+        assert!(told.try_recv().is_err(), "the quick one has that done before");
+        assert!(Instant::now() < end, "nobody was rung");
+        std::thread::yield_now();
+    }
+    assert_eq!(scheduler.next_batch(1, &mut Plan::default(), false), Next::Batch);
+}
+
 #[test]
 fn a_slow_device_computes_bulk_beside_interactive_work_that_it_leaves_to_a_quick_one() {
     let (scheduler, mut plan) = (of_two(10_000), Plan::default());
