@@ -33,6 +33,7 @@ const NOT_RUN: &[(&str, &str)] = &[
     ("systemctl ", "there is no systemd: `cargo xtask boot` has one"),
     ("journalctl -u op-dbus", "there is no journal: `cargo xtask boot` has one"),
     ("install -d -o op-dbus", "there is no such user"),
+    ("for what in models", "moves what an installed service has"),
     ("python3 -m venv", "for the next line; tests/python.rs makes one"),
     ("~/op-dbus-python/bin/pip", "fetches; tests/python.rs installs the package"),
     ("op-dbus runtime pull", "fetches: `cargo xtask test` does before the tests"),

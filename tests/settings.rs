@@ -300,8 +300,11 @@ async fn a_default_prompt_that_is_not_there_is_told() -> Outcome {
         let said = "default_prompt is \"query\", which the model does not have";
         assert!(told.code == Some(code) && told.stderr.contains(said), "{level}: {}", told.stderr);
         assert!(told.stderr.contains("prompts = { \"query\" = \"…\" }"), "{}", told.stderr);
+        assert!(!told.stderr.contains("it has"), "it has none: {}", told.stderr);
         assert!(!told.stdout.contains("in order"), "{level}: {}", told.stdout);
     }
+    let other = check("medium", "prompts = { passage = \"passage: \" }\n").await?;
+    assert!(other.stderr.contains("does not have (it has passage);"), "{}", other.stderr);
     let right = check("medium", "prompts = { query = \"query: \" }\n").await?;
     assert!(right.code == Some(0) && right.stderr.is_empty(), "{}", right.stderr);
     assert!(right.stdout.contains("in order"), "{}", right.stdout);

@@ -20,7 +20,7 @@ pub enum Error {
         /// What is wrong with it.
         source: TokenizerError,
     },
-    /// None of the providers computes here; each says why.
+    /// None of the providers computes this model here; each says why.
     #[error("{0}")]
     Provider(String),
     /// The backend could not be loaded for another reason.
@@ -34,9 +34,10 @@ pub enum Error {
 impl From<BackendError> for Error {
     fn from(error: BackendError) -> Self {
         match error {
-            BackendError::Load { kind: LoadErrorKind::ProviderUnavailable, message } => {
-                Self::Provider(message)
-            }
+            BackendError::Load {
+                kind: LoadErrorKind::ProviderUnavailable | LoadErrorKind::Unfit,
+                message,
+            } => Self::Provider(message),
             error => Self::Backend(error),
         }
     }

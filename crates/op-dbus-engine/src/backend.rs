@@ -77,8 +77,8 @@ pub enum LoadErrorKind {
     ModelCorrupt,
     /// The runtime library or the provider can't be used.
     ProviderUnavailable,
-    /// The provider can't have this model, and may have others: there is no memory for it, or its graph is not one that
-    /// the provider computes.
+    /// The provider can't have this model, and may have others: an accelerator has no memory for it, or its graph or its
+    /// precision is not one that the provider computes.
     Unfit,
     /// It loaded and computes, and its vectors are not the model's.
     Untrusted,

@@ -198,7 +198,7 @@ impl Scheduler {
         let check_at = Instant::now() + self.idle_check;
         let mut guard = self.lock();
         let bell = self.bell(&guard, worker);
-        let mut times_left = 0;
+        let mut times_left = 0_u32;
         loop {
             let state = &mut *guard;
             match state.duty(worker) {
@@ -230,8 +230,8 @@ impl Scheduler {
                 Err(delay) => {
                     state.roster.set(worker, WorkerState::Idle);
                     times_left += 1;
-                    if times_left == 2 {
-                        // For whom it is left sleeps, if costs have changed since this one alone was woken for it.
+                    if times_left.is_multiple_of(2) {
+                        // For whom it is left may sleep, if costs have changed since this one alone was woken for it.
                         self.work.notify_all();
                     }
                     guard = self.wait(bell, guard, Some(delay));

@@ -81,7 +81,7 @@ impl Accelerator {
     /// and how many devices of it there are; 0 where the runtime does not tell.
     ///
     /// # Errors
-    /// `ProviderUnavailable`, with what the runtime, the library or the driver says.
+    /// `ProviderUnavailable`, or `Unfit` for want of memory, with what the runtime, the library or the driver says.
     pub(crate) fn builder(
         &self,
         environment: &Environment,
@@ -324,7 +324,7 @@ impl Accelerator {
         }
     }
 
-    /// The provider can't be used, and why.
+    /// The provider can't be used, or has no memory for this model, and why.
     pub(crate) fn unavailable(&self, why: String) -> BackendError {
         failure::unavailable(&self.provider, &why)
     }

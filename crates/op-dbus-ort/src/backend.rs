@@ -51,8 +51,8 @@ impl OrtBackend {
     /// accelerator has to prove itself: a batch is run, and what of it ran elsewhere is an error.
     ///
     /// # Errors
-    /// [`BackendError::Load`]: a library or a provider that can't be used (`ProviderUnavailable`), a
-    /// damaged graph (`ModelCorrupt`), or one whose inputs and outputs are not understood.
+    /// [`BackendError::Load`]: a library or a provider that can't be used (`ProviderUnavailable`), or not for this
+    /// model (`Unfit`), a damaged graph (`ModelCorrupt`), or one whose inputs and outputs are not understood.
     pub fn load(options: Options) -> Result<Self, BackendError> {
         let start = Instant::now();
         let Options { runtime, threads, accelerator, graph, precision, dimensions, .. } = options;

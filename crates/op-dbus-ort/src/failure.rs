@@ -3,13 +3,17 @@
 use op_dbus_engine::{BackendError, LoadErrorKind};
 use ort::ErrorCode;
 
-/// What ONNX Runtime says where there is no memory for a batch. The last two are an arena's: one with a limit of its
-/// own (`gpu_mem_limit`) has nothing else to say, and gives no code either.
-const NO_MEMORY: [&str; 6] = [
+/// What ONNX Runtime says where there is no memory: in its own words, in those of the C library, of cuBLAS and cuDNN
+/// (`CUBLAS_STATUS_ALLOC_FAILED`), and of an arena: one with a limit of its own (`gpu_mem_limit`) has nothing else to
+/// say than the last two, and gives no code either.
+const NO_MEMORY: [&str; 9] = [
     "Failed to allocate memory",
     "bad_alloc",
     "bad allocation",
     "out of memory",
+    "Cannot allocate memory",
+    "could not allocate",
+    "_ALLOC_FAILED",
     "is smaller than requested bytes of",
     "Failed to find a free memory block",
 ];
@@ -96,15 +100,18 @@ mod tests {
     }
 
     #[test]
-    fn an_arena_at_its_limit_is_out_of_memory() {
-        let of_an_arena = [
+    fn no_memory_is_told_from_other_failures() {
+        let full = [
             "Non-zero status code returned while running Add node. Name:'query/Add' Status Message: \
              bfc_arena.cc:360 void* onnxruntime::BFCArena::AllocateRawInternal(size_t, bool, Stream*) \
              Available memory of 0 is smaller than requested bytes of 294912",
             "bfc_arena.cc:400 Failed to find a free memory block despite calling Extend. \
              rounded_bytes=1024",
+            "CUBLAS failure 3: CUBLAS_STATUS_ALLOC_FAILED ; GPU=0 ; expr=cublasCreate(&handle);",
+            "CUDNN failure 2: CUDNN_STATUS_ALLOC_FAILED ; GPU=0",
+            "mmap: Cannot allocate memory",
         ];
-        for text in of_an_arena {
+        for text in full {
             assert_eq!(said(text), BackendError::OutOfMemory(text.to_owned()));
             // The card may have room for another model.
             let refusal = unavailable("cuda", &said(text).to_string());

@@ -144,7 +144,7 @@ impl Service {
         // A fleet has to prove itself anew: its token and its certificates may be others, in files that
         // the settings only name.
         let by_others = now.served().is_some_and(|served| served.is_on(Provider::Remote));
-        let may_do_better = |served: &Arc<Served>| provider::may_do_better(served, &now.loaded);
+        let may_do_better = |served: &Arc<Served>| provider::may_do_better(served, &now);
         let same = same_engines(now.settings(), &loaded.settings)
             && !now.served().is_some_and(may_do_better)
             && !by_others

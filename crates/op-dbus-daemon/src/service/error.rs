@@ -64,7 +64,8 @@ pub enum Error {
     /// No provider that was allowed can be used.
     #[error("{0}")]
     Provider(String),
-    /// A provider can't have this model, and may have others: it is too large, or its vectors are not the model's.
+    /// A provider can't have this model, and may have others: there is no memory for it, its graph or its precision is
+    /// not the provider's, or its vectors are not the model's.
     #[error("{0}")]
     Unfit(String),
     /// The model can't be read.

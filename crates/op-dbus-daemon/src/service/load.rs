@@ -96,10 +96,11 @@ pub(super) fn load(
     }
     let (mut refusals, mut are_told) = (tries.refusals.clone(), tries.are_told);
     for &provider in &tries.providers {
+        let mut is_news = false;
         let started = match provider::host(provider, loaded, draft.own_graph()) {
             Ok(host) => {
                 let end = start_trusted(&draft, host, loaded, (means, &config), tries.whole);
-                refused.note(provider, &draft.model, &end);
+                is_news = refused.note(provider, &draft.model, &end);
                 end
             }
             Err(missing) => Err(Error::Provider(missing)),
@@ -120,9 +121,13 @@ pub(super) fn load(
             // The next one may do.
             Err(refusal @ (Error::Provider(_) | Error::Unfit(_))) => {
                 let reason = refusal.to_string();
-                tracing::debug!(%provider, reason, "a provider is not used");
                 // What `auto` passes over nobody has asked for, but who has lost it is told.
                 are_told |= refused.is_lost(provider, &draft.model, &refusal);
+                let model = &draft.model;
+                match is_news && !are_told {
+                    true => tracing::info!("{model} is not computed by {provider}: {reason}"),
+                    false => tracing::debug!("{model} is not computed by {provider}: {reason}"),
+                }
                 refusals.push(reason);
             }
             Err(error) => return Err(error),
@@ -165,7 +170,12 @@ fn start_trusted(
         let of_both = format!("{message}; nor in f32{too}");
         match error {
             Error::Provider(_) => Error::Provider(of_both),
-            _ => Error::Unfit(of_both),
+            Error::Unfit(_)
+            | Error::Backend(BackendError::Load { kind: LoadErrorKind::Untrusted, .. }) => {
+                Error::Unfit(of_both)
+            }
+            // It is of no provider.
+            error => error,
         }
     })?;
     tracing::warn!(provider = %host.provider, "the model is computed in f32: {message}");

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use op_dbus_models::{RuntimeStore, manifest, named, runtime};
 
+use super::now::Now;
 use super::served::Served;
 use crate::devices::is_same;
 use crate::settings::options::{self, Told, fleet};
@@ -315,12 +316,14 @@ pub(super) fn preferred(mut candidates: Vec<Provider>, served: &Served) -> Vec<P
     candidates
 }
 
-/// Whether `served` is a fallback, and something is there to try of the providers that are preferred to its
-/// own.
-pub(super) fn may_do_better(served: &Served, loaded: &Loaded) -> bool {
-    let preferred = preferred(candidates(&loaded.settings), served);
-    !served.fallback_reason.is_empty()
-        && preferred.into_iter().any(|provider| host(provider, loaded, None).is_ok())
+/// Whether something is there to try of the providers that are preferred to the one of `served`: where that is a
+/// fallback any of them, else one that has worked for another model. It may have had no memory for this one just then.
+pub(super) fn may_do_better(served: &Served, now: &Now) -> bool {
+    let may = |provider: &Provider| {
+        (!served.fallback_reason.is_empty() || now.fleet.refused.has_worked(*provider))
+            && host(*provider, &now.loaded, None).is_ok()
+    };
+    preferred(candidates(now.settings()), served).iter().any(may)
 }
 
 /// Why none of the candidates serves.

@@ -137,7 +137,7 @@ impl Service {
         let Ok(now) = self.staying() else { return false };
         leave_kept(&now);
         let mut is_passed_over = false;
-        let may_do_better = |served: &Arc<Served>| provider::may_do_better(served, &now.loaded);
+        let may_do_better = |served: &Arc<Served>| provider::may_do_better(served, &now);
         let is_in_force =
             |served: &Arc<Served>| self.now().served().is_some_and(|it| Arc::ptr_eq(it, served));
         for fallback in now.fleet.served().into_iter().filter(may_do_better) {

@@ -24,13 +24,18 @@ impl Loaded {
         let name = &model.name;
         let own = self.settings.models.get(name)?;
         let prompt = own.default_prompt.as_ref().filter(|prompt| !prompt.is_empty())?;
-        let is_there = own.prompts.contains_key(prompt) || model.prompts.contains_key(prompt);
+        let known: Vec<&str> =
+            own.prompts.keys().chain(model.prompts.keys()).map(String::as_str).collect();
+        let has = match known.is_empty() {
+            true => String::new(),
+            false => format!(" (it has {})", known.join(", ")),
+        };
         let key = format!("models.{name}.default_prompt");
         let origin = self.place_of(&key);
-        (!is_there).then(|| {
+        (!known.contains(&prompt.as_str())).then(|| {
             format!(
-                "{origin}: {key} is {prompt:?}, which the model does not have; add it to the table \
-                 as `prompts = {{ {prompt:?} = \"…\" }}`, or leave default_prompt out"
+                "{origin}: {key} is {prompt:?}, which the model does not have{has}; add it to the \
+                 table as `prompts = {{ {prompt:?} = \"…\" }}`, or leave default_prompt out"
             )
         })
     }

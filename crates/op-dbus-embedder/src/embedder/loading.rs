@@ -188,6 +188,7 @@ fn refused(provider: &str, error: BackendError) -> Error {
                 LoadErrorKind::ModelNotInstalled
                 | LoadErrorKind::ModelCorrupt
                 | LoadErrorKind::ProviderUnavailable
+                | LoadErrorKind::Unfit
                 | LoadErrorKind::Untrusted,
             ..
         } => error.into(),

@@ -80,7 +80,6 @@ impl Answer {
     pub fn unloadable(error: &BackendError) -> Self {
         let kind = match error {
             BackendError::Load { kind, .. } => *kind,
-            BackendError::OutOfMemory(_) => LoadErrorKind::Unfit,
             _ => LoadErrorKind::Other,
         };
         Self::Unloadable { kind, message: bounded(&error.to_string()) }

@@ -31,7 +31,7 @@ impl flags::Program for Flags {
                 "Run the service: embeddings on D-Bus.\n\nEvery setting but --config can \
                  also be set in /etc/op-dbus/config.toml, and all by OP_DBUS_<SETTING>; a flag wins over \
                  both. \
-                 `op-dbus config show` tells what is in force.",
+                 The bus method GetSettings tells what is in force, and whence.",
             )
             .after_help(format!("{EXAMPLES}\n\n{SERVICE_EXIT_CODES}"))
     }

@@ -49,7 +49,7 @@ Examples:
   op-dbus doctor --json | jq -r .next
 
 Ends with 1 when something stands in the way, else with 0, also where nothing could be proved
-(`works` is null in JSON then), and with 6, without JSON, for a mistake in the settings.
+(`works` is null in JSON then), and without JSON for a mistake in the settings: with 6, or 2 if it is in flags alone.
 {EXIT_CODES}"))]
 pub struct Args {
     /// Providers; by default those that the settings ask for, and a line about each other one

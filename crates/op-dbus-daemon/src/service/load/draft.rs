@@ -7,7 +7,7 @@ use op_dbus_models::{Error as ModelError, Family, Model, Store};
 
 use super::SIM_MODEL;
 use crate::service::Error;
-use crate::service::served::{Choice, listed};
+use crate::service::served::Choice;
 use crate::settings::Loaded;
 
 const SIM_INPUT_TOKENS: usize = 256;
@@ -77,8 +77,9 @@ pub(super) fn installed(choice: &Choice, loaded: &Loaded) -> Result<Draft, Error
         prompts.extend(own.prompts.clone());
         default_prompt = own.default_prompt.clone().or(default_prompt);
     }
-    if let Some(name) = &default_prompt {
-        check_prompt(&model.name, name, &prompts, loaded)?;
+    // Every call would be refused for it. What a model says of itself was checked by the store.
+    if let Some(message) = loaded.missing_prompt(&model) {
+        return Err(BackendError::Load { kind: LoadErrorKind::Other, message }.into());
     }
     Ok(Draft {
         space: model.vector_space(),
@@ -119,26 +120,6 @@ fn not_found(choice: &Choice, error: ModelError, loaded: &Loaded) -> Error {
     }
 }
 
-/// Refuses a default prompt that every call would be refused for. What a model says of itself was checked
-/// by the store.
-fn check_prompt(
-    model: &str,
-    name: &str,
-    prompts: &BTreeMap<String, String>,
-    loaded: &Loaded,
-) -> Result<(), Error> {
-    if name.is_empty() || prompts.contains_key(name) {
-        return Ok(());
-    }
-    let key = format!("models.{model}.default_prompt");
-    let origin = loaded.place_of(&key);
-    let message = format!(
-        "{key} is {name:?} ({origin}), which the model does not have; it has {}",
-        listed(prompts.keys().map(String::as_str))
-    );
-    Err(BackendError::Load { kind: LoadErrorKind::Other, message }.into())
-}
-
 fn tokenizer(model: &Model) -> Result<Tokenizer, Error> {
     let json = model.read(&model.tokenizer())?;
     let name = || model.name.clone();
@@ -160,26 +141,6 @@ mod tests {
         fs::write(&file, text).unwrap();
         let loaded = Settings::load(&Sources::under(root.path())).unwrap();
         (loaded, file.display().to_string())
-    }
-
-    #[test]
-    fn a_default_prompt_that_the_model_lacks_is_refused_with_its_place() {
-        let root = tempfile::tempdir().unwrap();
-        let text = "vector_level = \"low\"\n[models.own]\ndefault_prompt = \"qq\"\n";
-        let (loaded, file) = loaded(&root, text);
-        let prompts = |names: &[&str]| -> BTreeMap<String, String> {
-            names.iter().map(|name| ((*name).to_owned(), "x: ".to_owned())).collect()
-        };
-        let refusal = |name, names: &[&str]| {
-            check_prompt("own", name, &prompts(names), &loaded).map_err(|error| error.to_string())
-        };
-        let message = refusal("qq", &["passage", "query"]).unwrap_err();
-        assert!(message.starts_with("models.own.default_prompt is \"qq\""), "{message}");
-        assert!(message.contains(&file), "{message}");
-        assert!(message.ends_with("it has passage, query"), "{message}");
-        assert!(refusal("qq", &[]).unwrap_err().ends_with("it has none"));
-        assert_eq!(refusal("query", &["passage", "query"]), Ok(()));
-        assert_eq!(refusal("", &[]), Ok(()), "an empty name is no prompt");
     }
 
     #[test]

@@ -3,6 +3,8 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use op_dbus_engine::is_same_news;
+
 use crate::service::Error;
 use crate::settings::Provider;
 
@@ -25,26 +27,34 @@ impl Refused {
         Self { last: Mutex::default(), worked }
     }
 
-    /// Takes note of how a try for a model has ended.
-    pub(super) fn note<T>(&self, provider: Provider, model: &str, end: &Result<T, Error>) {
+    /// Takes note of how a try for a model has ended; false where it was refused for what it was before.
+    pub(super) fn note<T>(&self, provider: Provider, model: &str, end: &Result<T, Error>) -> bool {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         match end {
             Ok(_) => {
                 last.remove(&provider);
                 let mut worked = self.worked.0.lock().unwrap_or_else(PoisonError::into_inner);
                 worked.entry(provider).or_default().insert(model.to_owned());
+                true
             }
             Err(Error::Provider(reason) | Error::Unfit(reason)) => {
-                drop(last.insert(provider, reason.clone()))
+                let before = last.insert(provider, reason.clone());
+                !before.is_some_and(|before| is_same_news(&before, reason))
             }
             // It is something else that does not work.
-            Err(_) => {}
+            Err(_) => true,
         }
     }
 
     /// Why a provider does not work, if it was tried and did not.
     pub(in crate::service) fn of(&self, provider: Provider) -> Option<String> {
         self.last.lock().unwrap_or_else(PoisonError::into_inner).get(&provider).cloned()
+    }
+
+    /// Whether a provider has worked since the service was started, for any model.
+    pub(in crate::service) fn has_worked(&self, provider: Provider) -> bool {
+        let worked = self.worked.0.lock().unwrap_or_else(PoisonError::into_inner);
+        worked.contains_key(&provider)
     }
 
     /// Whether a provider that refuses a model was lost: the model had it, or another one had and it is not this model

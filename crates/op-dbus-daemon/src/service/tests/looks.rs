@@ -179,17 +179,14 @@ async fn a_device_that_auto_has_had_and_lost_is_told() {
     assert!(other.fallback_reason.contains("away at try"), "{}", other.fallback_reason);
 }
 
-/// It may be too large for a card that computes another one. That says nothing of the card, whatever it does by then.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_model_that_is_too_large_for_auto_is_no_lost_device() {
-    let (root, device) = (tempfile::tempdir().unwrap(), Device::away());
+/// Backends of a device that is there, and has no memory for the model `other` while `is_full`.
+fn full_for_other(device: &Device, is_full: &Arc<AtomicBool>) -> Spawner {
     device.away.store(false, Ordering::SeqCst);
-    let (there, is_too_large) = (device.spawner(), Arc::new(AtomicBool::new(true)));
-    let large = is_too_large.clone();
-    let spawner: Spawner = Arc::new(move |blueprint, settings| {
+    let (there, is_full) = (device.spawner(), is_full.clone());
+    Arc::new(move |blueprint, settings| {
         let is_other = blueprint.model == "other" && blueprint.host.provider != Provider::Cpu;
-        let (made, large) = (there(blueprint, settings), large.clone());
-        Box::new(move |number| match is_other && large.load(Ordering::SeqCst) {
+        let (made, is_full) = (there(blueprint, settings), is_full.clone());
+        Box::new(move |number| match is_other && is_full.load(Ordering::SeqCst) {
             // As a worker has it whose device is full.
             true => Err(BackendError::Load {
                 kind: LoadErrorKind::Unfit,
@@ -197,7 +194,33 @@ async fn a_model_that_is_too_large_for_auto_is_no_lost_device() {
             }),
             false => made(number),
         })
-    });
+    })
+}
+
+/// Somebody else may have had that memory just then.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_model_that_auto_had_no_memory_for_is_tried_again() {
+    let (root, is_full) = (tempfile::tempdir().unwrap(), Arc::new(AtomicBool::new(true)));
+    let spawner = full_for_other(&Device::away(), &is_full);
+    let service = service_with(&[("execution_provider", "auto")], &root, spawner);
+    service.start().await;
+    let other = Choice::Imported("other".to_owned());
+    let runs_on = async || service.now().fleet.get(&other).await.unwrap().provider.clone();
+    assert_eq!(runs_on().await, "cpu");
+    service.improve().await;
+    assert_eq!(runs_on().await, "cpu");
+    is_full.store(false, Ordering::SeqCst);
+    service.improve().await;
+    assert_eq!(runs_on().await, "cuda");
+    assert_eq!(service.fallbacks(), 0, "nobody has lost anything");
+}
+
+/// It may be too large for a card that computes another one. That says nothing of the card, whatever it does by then.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_model_that_is_too_large_for_auto_is_no_lost_device() {
+    let (root, device) = (tempfile::tempdir().unwrap(), Device::away());
+    let is_full = Arc::new(AtomicBool::new(true));
+    let spawner = full_for_other(&device, &is_full);
     let service = service_with(&[("execution_provider", "auto")], &root, spawner);
     service.start().await;
     assert_eq!(service.now().served().unwrap().provider, "cuda");
@@ -213,7 +236,7 @@ async fn a_model_that_is_too_large_for_auto_is_no_lost_device() {
     device.away.store(true, Ordering::SeqCst);
     assert_eq!(told().await, "");
     // Nobody has called the one that had it, so that nothing knows yet of what it has lost.
-    is_too_large.store(false, Ordering::SeqCst);
+    is_full.store(false, Ordering::SeqCst);
     let why = told().await;
     assert!(why.contains("away at try"), "{why}");
 }

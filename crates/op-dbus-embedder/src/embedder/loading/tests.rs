@@ -39,8 +39,15 @@ fn a_device_that_fails_in_whatever_way_leaves_it_to_the_next_provider() {
         let everywhere = refused("cuda", load(kind));
         assert!(matches!(everywhere, Error::Backend(_)), "{everywhere:?}");
     }
-    let unavailable = refused("cuda", load(LoadErrorKind::ProviderUnavailable));
-    assert_eq!(unavailable.to_string(), "a reason");
+    // These name their provider themselves.
+    for (provider, kind) in [
+        ("cuda", LoadErrorKind::ProviderUnavailable),
+        ("cuda", LoadErrorKind::Unfit),
+        (CPU, LoadErrorKind::Unfit),
+    ] {
+        let refusal = refused(provider, load(kind));
+        assert!(matches!(&refusal, Error::Provider(is) if is == "a reason"), "{refusal:?}");
+    }
 }
 
 #[test]
