@@ -54,7 +54,7 @@ pub fn run(Args { seconds, names }: &Args) -> Outcome {
     }
 }
 
-/// The trial `fuzz`: a minute for each target together, or ten each.
+/// The trial `fuzz`: five seconds for each target in its quick size, or ten minutes.
 ///
 /// # Errors
 /// It can't be built.

@@ -29,7 +29,9 @@ use crate::{EmbedderProxy, EmbedderProxyBlocking};
 ///
 /// # Errors
 /// `UnknownMethod` from a service that is older than this; `QuotaExceeded` and `Overloaded` where too
-/// many are open; else what stands in the way of the socket.
+/// many are open; `NoSpace` where the service has no file descriptor or thread for it; `ShuttingDown`;
+/// `InvalidArgument` where `embedder` is on a direct connection itself; else what stands in the way of
+/// the socket.
 pub async fn direct(embedder: &EmbedderProxy<'_>) -> zbus::Result<Connection> {
     let socket = OwnedFd::from(embedder.open_direct().await?);
     let builder = Builder::unix_stream(UnixStream::from(socket)).p2p();

@@ -34,17 +34,19 @@ macro_rules! error_names {
 error_names! {
     /// An argument or an option is wrong.
     InvalidArgument = "org.opdbus.Embedding1.Error.InvalidArgument",
-    /// A text, a call or its reply is beyond a limit.
+    /// A text, a call, its tokens or its result is beyond a limit, which the message names.
     TooLarge = "org.opdbus.Embedding1.Error.TooLarge",
     /// A text has more tokens than the model reads, and `truncate` is `error`.
     TooLong = "org.opdbus.Embedding1.Error.TooLong",
-    /// The queue is full, or leaves no time before the deadline; the message says when to come back.
+    /// There is no room now: in the queue, before the deadline, for one more stream, job, direct connection, result or
+    /// question of polkit, or for the reply. The message says when to come back, where that is known.
     Overloaded = "org.opdbus.Embedding1.Error.Overloaded",
-    /// The caller's user has its share of the queue already.
+    /// The caller's user has its share already, of the queue or of streams, jobs, direct connections, results or
+    /// questions of polkit.
     QuotaExceeded = "org.opdbus.Embedding1.Error.QuotaExceeded",
-    /// The deadline passed before the vectors were there.
+    /// The deadline passed before the vectors were there, or the source of texts was silent for `source_silence_s`.
     DeadlineExceeded = "org.opdbus.Embedding1.Error.DeadlineExceeded",
-    /// The caller took the call back.
+    /// The caller took the call back; or the job was cancelled, or its result was fetched by another call.
     Cancelled = "org.opdbus.Embedding1.Error.Cancelled",
     /// The vector level is `none`.
     Disabled = "org.opdbus.Embedding1.Error.Disabled",
@@ -52,19 +54,20 @@ error_names! {
     NotReady = "org.opdbus.Embedding1.Error.NotReady",
     /// The model is not in the store.
     ModelNotInstalled = "org.opdbus.Embedding1.Error.ModelNotInstalled",
-    /// A file of the model is damaged.
+    /// A file of the model is damaged or may be written by others, or its tokenizer can't be used.
     ModelCorrupt = "org.opdbus.Embedding1.Error.ModelCorrupt",
     /// The execution provider or its library can't be used.
     ProviderUnavailable = "org.opdbus.Embedding1.Error.ProviderUnavailable",
     /// The device has no memory for the smallest batch.
     OutOfMemory = "org.opdbus.Embedding1.Error.OutOfMemory",
-    /// The worker died twice on the same text.
+    /// A text failed twice, no worker can be had, or the model in force can't be used.
     WorkerFailed = "org.opdbus.Embedding1.Error.WorkerFailed",
     /// The caller's index is in another vector space.
     WrongSpace = "org.opdbus.Embedding1.Error.WrongSpace",
     /// The environment or a flag holds this setting.
     Pinned = "org.opdbus.Embedding1.Error.Pinned",
-    /// The disk is full or can't be written.
+    /// There is no memory for a result, or no file descriptor or thread for its reply or for a direct connection; of a
+    /// change: the disk is full or can't be written.
     NoSpace = "org.opdbus.Embedding1.Error.NoSpace",
     /// The service is on its way out.
     ShuttingDown = "org.opdbus.Embedding1.Error.ShuttingDown",

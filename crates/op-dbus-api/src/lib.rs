@@ -145,7 +145,7 @@ pub mod option {
     pub const COVERED: &str = "covered";
     /// What only some methods know.
     pub const OF_FDS: &[&str] = &[FORMAT, FRAMING];
-    /// What every method with options knows.
+    /// What every method that embeds with options knows.
     pub const ALL: &[&str] = &[
         LEVEL,
         DIMENSIONS,

@@ -114,7 +114,7 @@ both! {
         /// Most texts in one call.
         #[zbus(property(emits_changed_signal = "const"))]
         fn texts_per_call_max(&self) -> zbus::Result<u32>;
-        /// Most bytes in one text.
+        /// Most bytes in one text, with its prompt.
         #[zbus(property(emits_changed_signal = "const"))]
         fn text_bytes_max(&self) -> zbus::Result<u32>;
         /// Version of the service.

@@ -77,14 +77,15 @@ pub enum CpuEngine {
 }
 
 /// Precision of what is multiplied with weights. Sums, norms and the softmax are 32-bit floats in each
-/// of them.
+/// of them, unless a provider rounds by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Precision {
     /// 32-bit floats.
     F32,
-    /// 16-bit floats, which ONNX Runtime has.
+    /// 16-bit floats, which ONNX Runtime has. Where batches have no padding, as with `cuda`, what goes from one layer
+    /// to the next has 16 bits as well.
     F16,
-    /// bfloat16, which the native engine has.
+    /// bfloat16, which the native engine has, and OpenVINO and TensorRT, which round by themselves.
     Bf16,
     /// 8-bit integers, which the native engine has.
     Int8,

@@ -72,7 +72,8 @@ pub enum Precision {
     /// 32-bit floating point throughout.
     F32,
     /// Products of 16-bit floats: word vectors, weights and what is multiplied with them. Sums,
-    /// norms, the softmax and the pooling are 32-bit floats, and so is the result.
+    /// norms, the softmax and the pooling are 32-bit floats, and so is the result. With
+    /// [`Dialect::Packed`] what goes from one layer to the next has 16 bits as well.
     F16,
 }
 

@@ -49,7 +49,7 @@ pub struct ImportOptions<'a> {
     /// Where the steps are told.
     pub progress: &'a Progress,
     /// Pooling of an ONNX graph that ends in token vectors and has no `1_Pooling` beside it, or of weights with neither
-    /// `modules.json` nor `1_Pooling`.
+    /// `modules.json` nor what is saved beside it.
     pub pooling: Option<Pooling>,
     /// Numbers in one vector, for an ONNX graph without anything that states it.
     pub dimensions: Option<usize>,

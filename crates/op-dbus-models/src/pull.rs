@@ -20,8 +20,8 @@ const ARCHIVE_SLACK_BYTES: u64 = 16 << 20;
 /// Where files may come from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Source {
-    /// A folder or archive on this machine: a sentence-transformers folder or `.zip`, or a folder
-    /// of wheels.
+    /// A folder or archive on this machine: a sentence-transformers folder or `.zip`, a folder that holds such
+    /// a folder under the model's name, a folder of wheels, or one wheel.
     Folder(PathBuf),
     /// The model hub, or what `HF_ENDPOINT` names.
     Hub,

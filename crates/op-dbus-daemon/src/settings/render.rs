@@ -60,8 +60,9 @@ pub fn markdown() -> String {
         "# Settings\n\n\
          <!-- Made by `op-dbus config show --defaults --markdown`; change the table. -->\n\n\
          Every setting has one name in three forms: `vector_level` in a file,\n\
-         `OP_DBUS_VECTOR_LEVEL` in the environment and `--vector-level` after `op-dbus daemon`\n\
-         (`--http-listen` after `op-dbus gateway`).\n\
+         `OP_DBUS_VECTOR_LEVEL` in the environment and `--vector-level` after `op-dbus daemon`.\n\
+         `op-dbus gateway` has `--http-listen`, which the daemon has not, and `--bus`, `--config`,\n\
+         `--log` and `--core-dumps`.\n\
          The sources are read in this order, and the last one that has a value wins:\n\n",
     );
     for (position, source) in SOURCES.iter().enumerate() {

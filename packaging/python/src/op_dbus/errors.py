@@ -58,7 +58,7 @@ class InvalidArgument(OpDbusError, prefix=_OURS):
 
 
 class TooLarge(OpDbusError, prefix=_OURS):
-    """A text, a call or its reply is beyond a limit; the limits are properties."""
+    """A text, a call, its tokens or its result is beyond a limit, which the message names; most are properties."""
 
 
 class TooLong(OpDbusError, prefix=_OURS):
@@ -66,19 +66,22 @@ class TooLong(OpDbusError, prefix=_OURS):
 
 
 class Overloaded(OpDbusError, prefix=_OURS):
-    """The queue is full, or leaves no time before ``deadline_ms``; the message says when to come back."""
+    """The service has no room now: in its queue, before ``deadline_ms``, for one more stream, job, direct
+    connection or result, or for the reply. The message says when to come back, where that is known."""
 
 
 class QuotaExceeded(OpDbusError, prefix=_OURS):
-    """This user has its share of the queue already: wait for its earlier calls."""
+    """This user has its share already, of the queue or of streams, jobs, direct connections or results: wait for
+    its earlier calls, or end one."""
 
 
 class DeadlineExceeded(OpDbusError, prefix=_OURS):
-    """``deadline_ms`` passed before the vectors were there."""
+    """``deadline_ms`` passed before the vectors were there, or the source of texts was silent for
+    ``source_silence_s``."""
 
 
 class Cancelled(OpDbusError, prefix=_OURS):
-    """The call was taken back."""
+    """The call was taken back; or the job was cancelled, or its result was fetched by another call."""
 
 
 class Disabled(OpDbusError, prefix=_OURS):
@@ -86,7 +89,7 @@ class Disabled(OpDbusError, prefix=_OURS):
 
 
 class NotReady(OpDbusError, prefix=_OURS):
-    """The first model is still being loaded: wait until the state is ``ready``."""
+    """The first model is still being loaded: wait until the state is no longer ``loading``."""
 
 
 class ModelNotInstalled(OpDbusError, prefix=_OURS):
@@ -94,7 +97,7 @@ class ModelNotInstalled(OpDbusError, prefix=_OURS):
 
 
 class ModelCorrupt(OpDbusError, prefix=_OURS):
-    """A file of the model is damaged."""
+    """A file of the model is damaged or may be written by others, or its tokenizer can't be used."""
 
 
 class ProviderUnavailable(OpDbusError, prefix=_OURS):
@@ -106,7 +109,7 @@ class OutOfMemory(OpDbusError, prefix=_OURS):
 
 
 class WorkerFailed(OpDbusError, prefix=_OURS):
-    """The worker died twice on the same text; the service lives on."""
+    """A text failed twice, no worker can be had, or the model in force can't be used; the service lives on."""
 
 
 class WrongSpace(OpDbusError, prefix=_OURS):
@@ -118,7 +121,8 @@ class Pinned(OpDbusError, prefix=_OURS):
 
 
 class NoSpace(OpDbusError, prefix=_OURS):
-    """The service's disk is full or can't be written."""
+    """The service has no memory for a result, or no file descriptor or thread for its reply or for a direct
+    connection. Of a change: its disk is full or can't be written."""
 
 
 class ShuttingDown(OpDbusError, prefix=_OURS):

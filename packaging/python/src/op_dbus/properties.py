@@ -31,7 +31,7 @@ class Properties:
     state: str
     """``disabled``, ``loading``, ``ready``, ``degraded``, ``draining`` or ``failed``."""
     text_bytes_max: int
-    """The most bytes that one text may have."""
+    """The most bytes that one text may have, with its prompt."""
     texts_per_call_max: int
     """The most texts in one call to the service; ``embed`` makes several for more."""
     vector_level: str

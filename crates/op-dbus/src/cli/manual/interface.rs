@@ -193,7 +193,9 @@ fn term(text: &str, depth: usize) -> Option<(String, String)> {
 /// The values of `State` stand one a line, each with its meaning.
 fn is_state(word: &str) -> bool {
     use op_dbus_api::State::{Degraded, Disabled, Draining, Failed, Loading, Ready};
-    [Degraded, Disabled, Draining, Failed, Loading, Ready].iter().any(|one| one.as_str() == word)
+    let of_service = [Degraded, Disabled, Draining, Failed, Loading, Ready];
+    // A job can fail as well.
+    ["running", "done"].contains(&word) || of_service.iter().any(|one| one.as_str() == word)
 }
 
 fn indentation(line: &str) -> usize {
@@ -231,6 +233,19 @@ mod tests {
             paragraph("The end."),
         ];
         assert_eq!(blocks(comment), expected);
+
+        let of_service = ["disabled", "loading", "ready", "degraded", "draining", "failed"];
+        let of_job = ["running", "done", "failed"];
+        for (file, states) in [(FILES[0], &of_service[..]), (FILES[2], &of_job[..])] {
+            let all = elements(file).unwrap();
+            let state = all.iter().find(|element| element.name == "State").unwrap();
+            let named = |block| match block {
+                Block::Term(term, _) => Some(term),
+                Block::Paragraph(_) => None,
+            };
+            let terms: Vec<String> = blocks(&state.comment).into_iter().filter_map(named).collect();
+            assert_eq!(terms, states);
+        }
     }
 
     #[test]

@@ -27,7 +27,7 @@ const FOLDERS: [(&str, &str, &str); 4] = [
         "Models, and the state file with what was changed over the bus.",
     ),
     ("CacheDirectory", "/var/cache", "Packed weights and compiled graphs. It may be emptied."),
-    ("RuntimeDirectory", "/run", "Files of the running service."),
+    ("RuntimeDirectory", "/run", "Empty, unless settings place the state file or a bus there."),
 ];
 
 pub fn page() -> String {

@@ -14,8 +14,9 @@ pub fn page() -> String {
     );
     page.section("DESCRIPTION").paragraph(
         "Each setting has one name in three forms: a key in a file, the variable `OP_DBUS_` and \
-         the key in capitals, and a flag of `op-dbus daemon`, or of `op-dbus gateway` for \
-         `http_listen`. The sources are read in this order, \
+         the key in capitals, and a flag of `op-dbus daemon`; `op-dbus gateway` has that of \
+         `http_listen`, which the daemon has not, and those of `bus`, `config`, `log` and \
+         `core_dumps`. The sources are read in this order, \
          and the last one that has a value wins:",
     );
     for (position, source) in SOURCES.iter().enumerate() {
