@@ -146,7 +146,8 @@ impl Tokenizer {
         if max_input_tokens <= specials {
             return Err(TokenizerError::Unsupported(format!(
                 "it puts {specials} special tokens around each text and the model reads \
-                 {max_input_tokens} tokens; set a larger max_input_tokens"
+                 {max_input_tokens} tokens, so that none of a text is left: import it with a larger \
+                 max_seq_length, or --max-input-tokens of a graph"
             )));
         }
         if let Some(id) = prefix.iter().chain(&suffix).find(|id| !has_id(&model, **id)) {

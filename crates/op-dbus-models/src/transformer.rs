@@ -34,18 +34,9 @@ pub(crate) struct Settings {
     file: &'static str,
     pub(crate) max_seq_length: Option<usize>,
     do_lower_case: Option<bool>,
-    #[serde(default)]
-    transformer_task: Value,
-    #[serde(default)]
-    modality_config: Value,
-    #[serde(default)]
-    module_output_name: Value,
-    #[serde(default)]
-    processing_kwargs: Value,
-    #[serde(default, alias = "config_kwargs")]
-    config_args: Option<Map<String, Value>>,
-    #[serde(default, alias = "processor_kwargs")]
-    tokenizer_args: Option<Map<String, Value>>,
+    /// All others.
+    #[serde(flatten)]
+    others: Map<String, Value>,
 }
 
 /// Reads them, and the tokenizer with them: both decide on the case of letters.
@@ -62,25 +53,52 @@ pub(crate) fn read_settings(place: &mut Place) -> Result<Settings, Error> {
     Ok(settings)
 }
 
+/// Arguments of the model's loading that no vector depends on.
+const HOW_IT_IS_LOADED: [&str; 8] = [
+    "add_pooling_layer",
+    "attn_implementation",
+    "device_map",
+    "dtype",
+    "low_cpu_mem_usage",
+    "torch_dtype",
+    TRUST,
+    "use_safetensors",
+];
+/// Code of the model's own is refused where it is named.
+const TRUST: &str = "trust_remote_code";
+
 impl Settings {
     /// Refuses what the vectors depend on and no other file of the model says.
     pub(crate) fn check(&self) -> Result<(), Error> {
         let vectors = json!({ "method": "forward", "method_output_name": "last_hidden_state" });
-        self.usual("transformer_task", &self.transformer_task, json!("feature-extraction"))?;
-        self.usual("modality_config text", &self.modality_config["text"], vectors)?;
-        self.usual("module_output_name", &self.module_output_name, json!("token_embeddings"))?;
-        self.nothing_in("config_args", self.config_args.as_ref())?;
+        let said = |key: &str| self.others.get(key).unwrap_or(&Value::Null);
+        self.usual("transformer_task", said("transformer_task"), json!("feature-extraction"))?;
+        self.usual("modality_config text", &said("modality_config")["text"], vectors)?;
+        self.usual("module_output_name", said("module_output_name"), json!("token_embeddings"))?;
+        for key in ["config_args", "config_kwargs"] {
+            self.nothing_in(key, &[TRUST])?;
+        }
+        for key in ["model_args", "model_kwargs"] {
+            self.nothing_in(key, &HOW_IT_IS_LOADED)?;
+        }
         self.check_tokens()
     }
 
     /// Refuses what the tokens of a text depend on and no file of the tokenizer says.
     pub(crate) fn check_tokens(&self) -> Result<(), Error> {
-        for (key, kind) in
-            [("processing_kwargs common", "common"), ("processing_kwargs text", "text")]
-        {
-            self.usual(key, &self.processing_kwargs[kind], json!({}))?;
+        for kind in ["common", "text"] {
+            let found = self.others.get("processing_kwargs").map_or(&Value::Null, |it| &it[kind]);
+            self.usual(&format!("processing_kwargs {kind}"), found, json!({}))?;
         }
-        self.nothing_in("tokenizer_args", self.tokenizer_args.as_ref())
+        // A tokenizer from elsewhere, and tokens of queries and documents that are others than those of texts.
+        for key in ["tokenizer_name_or_path", "query_length", "document_length", "query_expansion"]
+        {
+            self.usual(key, self.others.get(key).unwrap_or(&Value::Null), Value::Null)?;
+        }
+        for key in ["tokenizer_args", "processor_kwargs"] {
+            self.nothing_in(key, &[TRUST])?;
+        }
+        Ok(())
     }
 
     fn usual(&self, key: &str, found: &Value, usual: Value) -> Result<(), Error> {
@@ -90,10 +108,15 @@ impl Settings {
         Err(refuse(format!("{} with {key} {found}", self.file), usual.to_string()))
     }
 
-    fn nothing_in(&self, key: &str, given: Option<&Map<String, Value>>) -> Result<(), Error> {
-        let mut keys = given.into_iter().flat_map(Map::keys);
-        // Code of the model's own is refused where it is named.
-        match keys.find(|name| *name != "trust_remote_code") {
+    /// Refuses arguments under `key` that are not `harmless`.
+    fn nothing_in(&self, key: &str, harmless: &[&str]) -> Result<(), Error> {
+        let Some(given) = self.others.get(key).filter(|given| !given.is_null()) else {
+            return Ok(());
+        };
+        let Some(given) = given.as_object() else {
+            return Err(refuse(format!("{} with {key} {given}", self.file), "an object"));
+        };
+        match given.keys().find(|name| !harmless.contains(&name.as_str())) {
             None => Ok(()),
             Some(name) => Err(refuse(
                 format!("{} with {name} in {key}", self.file),

@@ -11,7 +11,8 @@ pub enum Encoding {
     /// IEEE 754 single precision, little-endian: as they were computed.
     #[default]
     F32,
-    /// IEEE 754 half precision, little-endian, rounded to nearest even.
+    /// IEEE 754 half precision, little-endian, rounded to nearest even; what is beyond its range (65,504) becomes the
+    /// end of that, as no infinity leaves the service. Components of vectors of length one are at most 1.
     F16,
     /// Signed bytes. Each vector is scaled by itself so that its largest component becomes 127 or
     /// -127, and rounded to nearest even; the scale is not kept, because a cosine does not need it.
@@ -73,6 +74,9 @@ impl Encoding {
                 for (some, row) in vector.chunks(HALVES).zip(row.chunks_mut(2 * HALVES)) {
                     let halves = &mut halves[..some.len()];
                     halves.convert_from_f32_slice(some);
+                    for half in halves.iter_mut().filter(|half| half.is_infinite()) {
+                        *half = f16::MAX.copysign(*half);
+                    }
                     fill(row, halves.iter().map(|x| x.to_le_bytes()));
                 }
             }
@@ -129,6 +133,8 @@ mod tests {
         assert_eq!(halves[..4], [0x00, 0x38, 0x00, 0xbc]);
         // 1e-3 has no half: 0x1419 is 0.00100040…, and its neighbours are further off.
         assert_eq!(halves[6..8], [0x19, 0x14]);
+        let beyond = Encoding::F16.bytes(&[65_504.0, 3e6, -f32::MAX], 3);
+        assert_eq!(*beyond, [0xff, 0x7b, 0xff, 0x7b, 0xff, 0xfb], "none is infinite");
     }
 
     #[test]

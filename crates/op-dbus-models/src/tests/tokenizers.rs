@@ -42,12 +42,14 @@ fn what_agrees_with_tokenizer_json_is_taken() {
         "add_prefix_space": false, "truncation_side": "right",
     });
     let other = json!({ "tokenizer_class": "XLMRobertaTokenizer", "do_lower_case": true });
+    let squeezed = json!({ "tokenizer_class": "SqueezeBertTokenizer" });
     let sequence = json!({ "normalizer": { "type": "Sequence", "normalizers": [] }, "model": {} });
     let (mut right, mut unclean) = (uncased.clone(), uncased.clone());
     unclean["normalizer"]["clean_text"] = json!(false);
     right["truncation"] = json!({ "direction": "Left" });
     let cases = [
         ("bert", &uncased, json!(null)),
+        ("bert", &uncased, squeezed),
         ("mpnet", &uncased, json!({ "tokenizer_class": "MPNetTokenizer", "strip_accents": true })),
         ("bert", &bert_normalizer(true, Some(true), true), json!({})),
         ("bert", &bert_normalizer(true, Some(false), true), json!({ "strip_accents": false })),
@@ -73,6 +75,32 @@ fn what_agrees_with_tokenizer_json_is_taken() {
     config["tokenizer_class"] = json!("PreTrainedTokenizerFast");
     set(&mut files, "config.json", &config);
     Bench::new().import_files(&files).unwrap();
+}
+
+/// Some have the rules of others, and of some nobody knows them here.
+#[test]
+fn classes_by_other_names_are_compared_too() {
+    let (cased, spaced) = (bert_normalizer(false, None, true), bytes(true));
+    for (model_type, tokenizer, class, expected) in [
+        (
+            "bert",
+            &cased,
+            "DPRQuestionEncoderTokenizerFast",
+            "which for a DPRQuestionEncoderTokenizer means true",
+        ),
+        ("bert", &cased, "SqueezeBertTokenizer", "which for a SqueezeBertTokenizer means true"),
+        ("roberta", &spaced, "LongformerTokenizer", "which for a LongformerTokenizer means false"),
+        (
+            "bert",
+            &cased,
+            "SplinterTokenizer",
+            "the tokenizer_class SplinterTokenizer; supported: one whose rules are known (Bert",
+        ),
+    ] {
+        let told = json!({ "tokenizer_class": class });
+        let message = refusal(&model(model_type, tokenizer, &told));
+        assert!(message.contains(expected), "{class}: {message}");
+    }
 }
 
 #[test]

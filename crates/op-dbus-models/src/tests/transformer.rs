@@ -57,8 +57,14 @@ fn what_else_would_be_computed_is_refused() {
         (with("config_args", json!({ "layer_norm_eps": 0.5 })), "layer_norm_eps in config_args"),
         (
             json!({ "processor_kwargs": { "do_lower_case": true } }),
-            "do_lower_case in tokenizer_args",
+            "do_lower_case in processor_kwargs",
         ),
+        (with("model_args", json!({ "variant": "fp16" })), "variant in model_args"),
+        (json!({ "model_kwargs": { "key_mapping": { "a": "b" } } }), "key_mapping in model_kwargs"),
+        (json!({ "config_args": {}, "config_kwargs": { "a": 1 } }), "with a in config_kwargs"),
+        (with("config_kwargs", json!(7)), "config_kwargs 7; supported: an object"),
+        (with("tokenizer_name_or_path", json!("other")), "tokenizer_name_or_path \"other\""),
+        (with("query_length", json!(8)), "query_length 8; supported: null"),
     ];
     for (settings, expected) in cases {
         let mut files = fixture::model("bert");
