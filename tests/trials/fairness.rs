@@ -121,7 +121,8 @@ pub async fn fair_share(size: Size) -> Outcome {
     const FLOOD: usize = 64;
     const DEPTH: usize = 16;
     const SHARE_MIN: f64 = 0.8;
-    const PRIORITIES: [Option<&str>; UIDS.len()] = [None, None, None, Some("bulk")];
+    const OPTIONS: [Option<(&str, &str)>; UIDS.len()] =
+        [None, None, None, Some(("priority", "bulk"))];
     let window = Duration::from_secs(size.of(10, 60));
     let (_users, bus) = Users::on_a_bus(&[]).await?;
     let setup = Setup::real("low")?.setting("workers_per_device", "1");
@@ -137,7 +138,7 @@ pub async fn fair_share(size: Size) -> Outcome {
             let endless = async move {
                 while !stop.load(Ordering::Relaxed) {
                     while pipeline.in_flight() < DEPTH {
-                        pipeline.send(0, &embed_packed(&[&text], PRIORITIES[user])?).await?;
+                        pipeline.send(0, &embed_packed(&[&text], OPTIONS[user])?).await?;
                     }
                     if let Some(Reply::Vectors(_)) = pipeline.answer().await?.map(|a| a.reply) {
                         answered[user].fetch_add(1, Ordering::Relaxed);

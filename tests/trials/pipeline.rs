@@ -35,10 +35,10 @@ pub enum Reply {
     Refused(String, String),
 }
 
-/// A call of `EmbedPacked` without options but the priority, if there is one.
-pub fn embed_packed(texts: &[&str], priority: Option<&str>) -> zbus::Result<Message> {
+/// A call of `EmbedPacked` without options but this one, if there is one.
+pub fn embed_packed(texts: &[&str], option: Option<(&str, &str)>) -> zbus::Result<Message> {
     let options: HashMap<&str, Variant<'_>> =
-        priority.into_iter().map(|priority| ("priority", priority.into())).collect();
+        option.into_iter().map(|(key, value)| (key, value.into())).collect();
     call("EmbedPacked").build(&(texts, options))
 }
 

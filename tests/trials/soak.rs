@@ -20,6 +20,8 @@ const WORDS_MAX: usize = 512;
 const GROWTH_MAX_MIB: f64 = 100.0;
 /// Texts that are sent again and again.
 const TEXTS: usize = 997;
+/// No text is cut: what the model can't read at once is embedded in pieces.
+const WHOLE: Option<(&str, &str)> = Some(("truncate", "mean"));
 /// Texts of a call at most.
 const CALL_TEXTS_MAX: usize = 4;
 
@@ -164,7 +166,7 @@ async fn endless(mut pipeline: Pipeline, mut random: Random, known: Arc<Known>) 
         while pipeline.in_flight() < 4 {
             let number = random.below(TEXTS * CALL_TEXTS_MAX);
             let texts: Vec<&str> = Known::call(number).map(|text| &*known.texts[text]).collect();
-            pipeline.send(number, &embed_packed(&texts, None)?).await?;
+            pipeline.send(number, &embed_packed(&texts, WHOLE)?).await?;
         }
         match pipeline.answer().await? {
             Some(Answer { number, reply: Reply::Vectors(bytes), .. }) => {

@@ -21,8 +21,9 @@ pub const TRIALS: &[Trial] = &[
         bar: "resident memory of the daemon and its workers grows by 100 MiB at most after the \
               warm-up, descriptors by 0; 0 vectors other than the first of their text",
         how: How::Program(Clock::Timed),
-        rest: "device memory; more than 128 tokens of a text, where level `low` cuts it, and batches of more \
-               than 512; that the figure's run compared vectors, which later ones do",
+        rest: "device memory; more than 128 tokens in a row: of level `low` a longer text is embedded in \
+               pieces; batches of more than 512; that the figure's run read more than 128 tokens of a text, \
+               and compared vectors, which later ones do",
     },
     Trial {
         number: "T3",
