@@ -73,6 +73,7 @@ struct Keys {
     hidden: &'static str,
     heads: &'static str,
     layers: &'static str,
+    inner: &'static str,
     activation: &'static str,
 }
 
@@ -82,6 +83,7 @@ impl Default for Keys {
             hidden: "hidden_size",
             heads: "num_attention_heads",
             layers: "num_hidden_layers",
+            inner: "intermediate_size",
             activation: "hidden_act",
         }
     }
@@ -102,8 +104,14 @@ impl Config {
         if !(0.0..=1.0).contains(&self.layer_norm_eps) {
             return Err(unsupported("layer_norm_eps", self.layer_norm_eps, "0 to 1"));
         }
-        if self.num_hidden_layers == 0 {
-            return Err(unsupported(self.keys.layers, 0, "at least 1"));
+        let Keys { layers, inner, .. } = self.keys;
+        let counts = [
+            (layers, self.num_hidden_layers),
+            (inner, self.intermediate_size),
+            ("vocab_size", self.vocab_size),
+        ];
+        if let Some((key, _)) = counts.into_iter().find(|(_, count)| *count == 0) {
+            return Err(unsupported(key, 0, "at least 1"));
         }
         if self.is_decoder == Some(true) {
             return Err(unsupported("is_decoder", true, "false"));

@@ -123,6 +123,12 @@ impl NativeBackend {
         self.description.batch_tokens = tuning.batch_tokens * self.team.members();
     }
 
+    /// Computes as if nothing were known of the CPU.
+    pub(crate) fn untune(&mut self) {
+        self.set_tuning(Tuning::default());
+        self.description.batch_tokens = 0;
+    }
+
     /// Threads that compute.
     pub(crate) fn members(&self) -> usize {
         self.team.members()

@@ -130,13 +130,14 @@ impl Member<'_> {
         for text in self.texts {
             for (word, place) in shape.rows(text.ids) {
                 let position = &positions[place * shape.hidden..][..shape.hidden];
-                // SAFETY: the arena holds all tokens, and `x` is this member's alone.
+                // SAFETY: the arena holds whole vectors of all tokens, and `x` is this member's alone.
                 let to = unsafe {
-                    std::slice::from_raw_parts_mut(
-                        self.own.x.add(row * self.own.stride),
-                        shape.hidden,
-                    )
+                    let to = self.own.x.add(row * self.own.stride);
+                    std::slice::from_raw_parts_mut(to, shape.hidden.next_multiple_of(LANES_MAX))
                 };
+                // What is behind them norms read, and one without a number leaves none there.
+                to[shape.hidden..].fill(0.0);
+                let to = &mut to[..shape.hidden];
                 let words = word * shape.hidden..(word + 1) * shape.hidden;
                 if self.model.kernels.layout.weight == Element::F32 {
                     head::add(&packed.floats(&plan.words)[words], position, to);

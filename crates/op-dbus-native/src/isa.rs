@@ -5,9 +5,8 @@ use std::arch::is_aarch64_feature_detected;
 use std::fmt;
 use std::str::FromStr;
 
-/// An instruction set that there are kernels for. Later ones contain what the earlier ones of the
-/// same architecture have.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+/// An instruction set that there are kernels for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Isa {
     /// Plain Rust, on any CPU.
     Portable,

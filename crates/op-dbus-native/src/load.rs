@@ -147,17 +147,17 @@ fn calibrate(encoder: &Encoder<'_>, isa: Isa, texts: &[Vec<i32>]) -> std::io::Re
     let mut model = Model::new(packed, kernels, Pooling::Mean, false);
     let recorder = Recorder::new(shape.layers, shape.hidden, shape.inner);
     model.recorder = Some(recorder);
-    let arena = Arena::new(&shape, kernels.layout, shape.positions, shape.positions)?;
+    let known = |id: &i32| usize::try_from(*id).is_ok_and(|id| id < shape.vocabulary);
+    let is_usable =
+        |ids: &&Vec<i32>| (1..=shape.positions).contains(&ids.len()) && ids.iter().all(known);
+    let longest = texts.iter().filter(is_usable).map(Vec::len).max().unwrap_or(1);
+    let arena = Arena::new(&shape, kernels.layout, longest, longest)?;
     let buffers = arena.buffers();
     let mut out = vec![0.0; shape.dimensions()];
-    let known = |id: &i32| usize::try_from(*id).is_ok_and(|id| id < shape.vocabulary);
-    for ids in texts {
-        if ids.is_empty() || ids.len() > shape.positions || !ids.iter().all(known) {
-            continue;
-        }
+    for ids in texts.iter().filter(is_usable) {
         let text = Text { ids, out: out.as_mut_ptr() };
-        // SAFETY: the instruction set is available; the arena was made for this model and holds one
-        // text of any length; ids and length were just checked; one member has it all.
+        // SAFETY: the instruction set is available; the arena was made for this model and holds the
+        // longest of these texts; ids and lengths are checked; one member has it all.
         unsafe {
             let (own, shared) = (&buffers, &buffers);
             model.encode(&Seat { member: 0, barrier: &Barrier::new(1), own, shared }, &[text]);

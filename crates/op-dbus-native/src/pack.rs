@@ -44,6 +44,13 @@ pub(crate) fn pack(
     }
 }
 
+/// The nearest bfloat16 that is finite, as the value is.
+fn nearest_bf16(value: f32) -> u16 {
+    /// The largest.
+    const MOST: f32 = f32::from_bits(0x7F7F_0000);
+    to_bf16(value.clamp(-MOST, MOST))
+}
+
 struct Packer<'a> {
     layout: Layout,
     out: &'a mut [u8],
@@ -59,7 +66,7 @@ impl Packer<'_> {
             copy(table.values(), self.floats(range));
         } else {
             let to: &mut [u16] = bytemuck::cast_slice_mut(&mut self.out[range.clone()]);
-            copy(table.values().map(to_bf16), to);
+            copy(table.values().map(nearest_bf16), to);
         }
     }
 
@@ -117,7 +124,7 @@ impl Packer<'_> {
             Element::Bf16 => {
                 let panels: &mut [u16] = bytemuck::cast_slice_mut(panels);
                 let each = row.iter().enumerate();
-                each.for_each(|(input, value)| panels[index(input)] = to_bf16(*value));
+                each.for_each(|(input, value)| panels[index(input)] = nearest_bf16(*value));
             }
             Element::I8 => {
                 let panels: &mut [i8] = bytemuck::cast_slice_mut(panels);

@@ -41,7 +41,7 @@ struct Header {
 #[derive(Clone, Debug)]
 pub(crate) struct Place {
     folder: PathBuf,
-    /// Everything that decides what the weights are, but their layout.
+    /// Everything that decides what the weights are, and their layout.
     key: String,
 }
 
@@ -119,7 +119,7 @@ impl Packed {
         Ok(Some(Self { shape: header.shape, plan, bytes: Bytes::File(map) }))
     }
 
-    /// Packs `encoder`; nothing if there is no memory for it.
+    /// Packs `encoder`.
     ///
     /// # Errors
     /// The memory can't be had, or the sizes exceed all memory.

@@ -96,6 +96,8 @@ impl Team {
         let erased = unsafe { std::mem::transmute::<Task<'_>, Task<'static>>(task) };
         // SAFETY: no member runs: `&mut self` excludes another task, and the last one was waited for.
         unsafe { *self.shared.task.get() = Some(erased) };
+        // Of a task that this thread itself has panicked in.
+        self.shared.panicked.store(false, Ordering::Relaxed);
         let mut state = self.shared.lock();
         state.number += 1;
         state.running = self.threads.len();
@@ -104,7 +106,7 @@ impl Team {
         let finish = Finish(&self.shared);
         task(0);
         drop(finish);
-        assert!(!self.shared.panicked.swap(false, Ordering::AcqRel), "a compute thread panicked");
+        assert!(!self.shared.panicked.load(Ordering::Acquire), "a compute thread panicked");
     }
 }
 
@@ -225,11 +227,15 @@ impl Barrier {
     /// Waits for the others. What any member wrote before, all see afterwards.
     ///
     /// # Panics
-    /// If another member panicked; the barrier is of no use any more then.
+    /// If another member panicked, then and ever after: who waited for it was counted, and nobody else must pass for
+    /// that.
     pub fn wait(&self) {
         if self.members == 1 {
             return;
         }
+        let whole =
+            || assert!(!self.broken.load(Ordering::Acquire), "another compute thread panicked");
+        whole();
         let round = self.round.load(Ordering::Acquire);
         if self.waiting.fetch_add(1, Ordering::AcqRel) + 1 == self.members {
             self.waiting.store(0, Ordering::Relaxed);
@@ -238,7 +244,7 @@ impl Barrier {
         }
         let mut spins = 0;
         while self.round.load(Ordering::Acquire) == round {
-            assert!(!self.broken.load(Ordering::Relaxed), "another compute thread panicked");
+            whole();
             if spins < SPINS {
                 spins += 1;
                 hint::spin_loop();
@@ -322,6 +328,16 @@ mod tests {
                 });
             }));
             assert!(result.is_err());
+            // Two of them were counted at the second place.
+            let passed = AtomicUsize::new(0);
+            let again = catch_unwind(AssertUnwindSafe(|| {
+                team.run(&|_| {
+                    barrier.wait();
+                    passed.fetch_add(1, Ordering::Relaxed);
+                });
+            }));
+            assert!(again.is_err() && passed.into_inner() == 0);
+            team.run(&|_| {});
         }
     }
 }

@@ -132,7 +132,7 @@ pub(crate) fn tune(backend: &mut NativeBackend, options: &Options) {
     let (start, preempted) = (std::time::Instant::now(), preemptions());
     let Some(measured) = calibrate::measure(backend) else {
         tracing::warn!("the calibration failed; batches are computed as on an ordinary CPU");
-        return backend.set_tuning(Tuning::default());
+        return backend.untune();
     };
     let took = start.elapsed();
     let preempted = preemptions() - preempted;

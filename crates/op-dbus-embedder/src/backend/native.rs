@@ -46,10 +46,10 @@ fn precision(asked: Option<Asked>, isa: Isa) -> Result<Precision, BackendError> 
     }
 }
 
-/// What decides the packed weights, beside instruction set and precision. The tokenizer is part of
-/// it because calibration reads texts by it.
+/// What decides the packed weights, beside instruction set and precision. The tokenizer and the limit are part
+/// of it because calibration reads texts by them.
 fn key(model: &Model) -> String {
-    let mut key = format!("family {:?}\n", model.family);
+    let mut key = format!("family {:?}\nlimit {}\n", model.family, model.max_input_tokens);
     for (what, path) in
         [("weights", model.weights()), ("config", model.config()), ("tokenizer", model.tokenizer())]
     {

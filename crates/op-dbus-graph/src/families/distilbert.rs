@@ -62,6 +62,7 @@ pub(super) fn config(config: &Value) -> Result<Config, serde_json::Error> {
             hidden: "dim",
             heads: "n_heads",
             layers: "n_layers",
+            inner: "hidden_dim",
             activation: "activation",
         },
     })

@@ -40,9 +40,9 @@ pub(crate) trait Simd {
     unsafe fn add_product(sum: Self::F, input: Self::F, weights: Self::F) -> Self::F {
         Self::fma(input, weights, sum)
     }
-    /// The smaller of two.
+    /// The smaller of two; the second, or neither number, where one is none.
     unsafe fn min(a: Self::F, b: Self::F) -> Self::F;
-    /// The larger of two.
+    /// The larger of two; the second, or neither number, where one is none.
     unsafe fn max(a: Self::F, b: Self::F) -> Self::F;
     /// To the nearest integer, ties to even.
     unsafe fn round(value: Self::F) -> Self::F;
@@ -57,7 +57,7 @@ pub(crate) trait Simd {
     /// rest of `x`. What is beyond the powers of two there are may become the last of them.
     #[inline(always)]
     unsafe fn fraction(x: Self::F) -> (Self::F, Self::F) {
-        let x = Self::min(Self::max(x, Self::splat(-126.0)), Self::splat(127.0));
+        let x = Self::min(Self::splat(127.0), Self::max(Self::splat(-126.0), x));
         let n = Self::round(Self::sub(x, Self::splat(0.5)));
         (Self::sub(x, n), n)
     }
@@ -93,10 +93,11 @@ pub(crate) trait Simd {
     unsafe fn store_i16(to: *mut i16, value: Self::F);
 }
 
-/// `e^x` with a relative error below 3e-7 for `x` of -87 to 88; below that, as for -87.
+/// `e^x` with a relative error below 3e-7 for `x` of -87 to 88; beyond, as for those. Of what is no number none, as with
+/// the others here.
 #[inline(always)]
 pub(crate) unsafe fn exp<S: Simd>(x: S::F) -> S::F {
-    let x = S::min(S::max(x, S::splat(-87.0)), S::splat(88.0));
+    let x = S::min(S::splat(88.0), S::max(S::splat(-87.0), x));
     let n = S::round(S::mul(x, S::splat(std::f32::consts::LOG2_E)));
     // ln 2 in two parts, of which the first has few enough bits that n times it is exact.
     let r = S::fma(n, S::splat(-0.693_359_4), x);
@@ -116,7 +117,7 @@ unsafe fn powers<S: Simd>(r: S::F, n: S::F) -> S::F {
 /// `2^x` with a relative error below 3e-7 for `x` of -126 to 126; beyond, as for those.
 #[inline(always)]
 pub(crate) unsafe fn exp2<S: Simd>(x: S::F) -> S::F {
-    let x = S::min(S::max(x, S::splat(-126.0)), S::splat(126.0));
+    let x = S::min(S::splat(126.0), S::max(S::splat(-126.0), x));
     let n = S::round(x);
     powers::<S>(S::mul(S::sub(x, n), S::splat(std::f32::consts::LN_2)), n)
 }

@@ -1,13 +1,14 @@
 //! Models of random weights, small and of sizes that no vector divides.
 
 use op_dbus_graph::Pooling;
+use op_dbus_graph::encoder::Activation::{self, Gelu, GeluTanh, Relu};
 use op_dbus_graph::encoder::{
-    Activation, Dense, DenseActivation, Encoder, Layer, Linear, Norm, Padding, RelativeBias, Tensor,
+    Dense, DenseActivation, Encoder, Layer, Linear, Norm, Padding, RelativeBias, Tensor,
 };
 
 use crate::kernels::kernels;
 use crate::packed::Packed;
-use crate::reach::Recorder;
+use crate::reach::{Input, Recorder};
 use crate::{Isa, NativeBackend, Options, Precision};
 
 /// Sizes of a made-up model.
@@ -16,6 +17,7 @@ pub struct Sizes {
     pub hidden: usize,
     pub heads: usize,
     pub inner: usize,
+    pub activation: Activation,
     pub reach: Option<usize>,
     pub dense: Option<usize>,
     pub positions: usize,
@@ -24,26 +26,97 @@ pub struct Sizes {
 pub const VOCABULARY: usize = 50;
 
 /// Positions and reach of the families' largest models, heads of an odd size, and a block of inputs with a rest.
-pub const LONG: Sizes =
-    Sizes { hidden: 50, heads: 2, inner: 131, reach: Some(128), dense: None, positions: 512 };
+pub const LONG: Sizes = Sizes {
+    hidden: 50,
+    heads: 2,
+    inner: 131,
+    activation: Gelu,
+    reach: Some(128),
+    dense: None,
+    positions: 512,
+};
 
 /// Sizes with tails everywhere; one panel or less; more than a block of inputs; with bias, a padding token
-/// and a module.
+/// and a module. Of each activation one at least.
 #[cfg(not(miri))]
 pub const SIZES: [Sizes; 4] = [
-    Sizes { hidden: 42, heads: 3, inner: 70, reach: None, dense: None, positions: 40 },
-    Sizes { hidden: 8, heads: 2, inner: 12, reach: None, dense: None, positions: 40 },
-    Sizes { hidden: 200, heads: 4, inner: 420, reach: None, dense: None, positions: 40 },
-    Sizes { hidden: 64, heads: 2, inner: 130, reach: Some(7), dense: Some(23), positions: 40 },
+    Sizes {
+        hidden: 42,
+        heads: 3,
+        inner: 70,
+        activation: Relu,
+        reach: None,
+        dense: None,
+        positions: 40,
+    },
+    Sizes {
+        hidden: 8,
+        heads: 2,
+        inner: 12,
+        activation: GeluTanh,
+        reach: None,
+        dense: None,
+        positions: 40,
+    },
+    Sizes {
+        hidden: 200,
+        heads: 4,
+        inner: 420,
+        activation: Gelu,
+        reach: None,
+        dense: None,
+        positions: 40,
+    },
+    Sizes {
+        hidden: 64,
+        heads: 2,
+        inner: 130,
+        activation: Gelu,
+        reach: Some(7),
+        dense: Some(23),
+        positions: 40,
+    },
 ];
 
 /// The same as far as an interpreter, which takes some ten thousand times as long, gets through them.
 #[cfg(miri)]
 pub const SIZES: [Sizes; 4] = [
-    Sizes { hidden: 15, heads: 3, inner: 21, reach: None, dense: None, positions: 40 },
-    Sizes { hidden: 8, heads: 2, inner: 12, reach: None, dense: None, positions: 40 },
-    Sizes { hidden: 20, heads: 4, inner: 34, reach: None, dense: None, positions: 40 },
-    Sizes { hidden: 18, heads: 2, inner: 20, reach: Some(3), dense: Some(5), positions: 40 },
+    Sizes {
+        hidden: 15,
+        heads: 3,
+        inner: 21,
+        activation: Relu,
+        reach: None,
+        dense: None,
+        positions: 40,
+    },
+    Sizes {
+        hidden: 8,
+        heads: 2,
+        inner: 12,
+        activation: GeluTanh,
+        reach: None,
+        dense: None,
+        positions: 40,
+    },
+    Sizes {
+        hidden: 20,
+        heads: 4,
+        inner: 34,
+        activation: Gelu,
+        reach: None,
+        dense: None,
+        positions: 40,
+    },
+    Sizes {
+        hidden: 18,
+        heads: 2,
+        inner: 20,
+        activation: Gelu,
+        reach: Some(3),
+        dense: Some(5),
+        positions: 40,
+    },
 ];
 
 /// Numbers of -1 to 1 that look random and are always the same.
@@ -76,7 +149,7 @@ const LAYERS: usize = 2;
 impl Weights {
     pub fn new(sizes: Sizes, seed: u64) -> Self {
         let mut random = Random(seed);
-        let Sizes { hidden, heads, inner, reach, dense, positions } = sizes;
+        let Sizes { hidden, heads, inner, reach, dense, positions, .. } = sizes;
         let mut tensors = Vec::new();
         let mut table = |rows: usize, columns: usize, scale: f32, middle: f32| {
             tensors.push((columns, random.bytes(rows * columns, scale, middle)));
@@ -108,6 +181,14 @@ impl Weights {
         Self { sizes, tensors, bias }
     }
 
+    /// The same with this number all over the vector of a word.
+    pub fn with_word(mut self, id: usize, value: f32) -> Self {
+        let (columns, words) = &mut self.tensors[0];
+        let row = &mut words[4 * *columns * id..][..4 * *columns];
+        row.as_chunks_mut().0.iter_mut().for_each(|place| *place = value.to_le_bytes());
+        self
+    }
+
     /// The encoder of these weights.
     pub fn encoder(&self) -> Encoder<'_> {
         let mut tensors = self.tensors.iter().map(|(columns, bytes)| Tensor::new(*columns, bytes));
@@ -132,7 +213,7 @@ impl Weights {
             hidden: self.sizes.hidden,
             heads: self.sizes.heads,
             epsilon: 1e-5,
-            activation: Activation::Gelu,
+            activation: self.sizes.activation,
             words,
             positions: positions.skip_rows(1),
             padding: self.sizes.reach.map(|_| Padding { id: 1, position: positions.only_row(0) }),
@@ -149,10 +230,17 @@ impl Weights {
 pub fn backend(weights: &Weights, isa: Isa, precision: Precision, threads: usize) -> NativeBackend {
     let encoder = weights.encoder();
     let Sizes { hidden, inner, .. } = weights.sizes;
-    // Nothing seen: all inputs count as equally small, and smoothing goes by the weights alone.
-    let reaches = Recorder::new(LAYERS, hidden, inner).reaches();
+    // Inputs that get larger than others, so that smoothing has something to do.
+    let (recorder, mut random) = (Recorder::new(LAYERS, hidden, inner), Random(9));
+    for layer in 0..LAYERS {
+        for input in [Input::Attention, Input::Output, Input::Up, Input::Down] {
+            let columns = if matches!(input, Input::Down) { inner } else { hidden };
+            let row: Vec<f32> = (0..columns).map(|_| (2.0 * random.next()).exp()).collect();
+            recorder.see(layer, input, &row);
+        }
+    }
     let layout = kernels(isa, precision).layout;
-    let packed = Packed::build(&encoder, layout, Some(&reaches)).unwrap();
+    let packed = Packed::build(&encoder, layout, Some(&recorder.reaches())).unwrap();
     NativeBackend::assemble(packed, &options(&encoder, isa, precision, threads)).unwrap()
 }
 

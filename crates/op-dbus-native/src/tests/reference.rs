@@ -1,6 +1,6 @@
 //! The encoder as its papers have it, in 64-bit floats and without any cleverness.
 
-use op_dbus_graph::encoder::{Encoder, Linear, Norm};
+use op_dbus_graph::encoder::{Activation, Encoder, Linear, Norm};
 
 /// The mean-pooled vector of one text, of length one.
 pub fn vector(encoder: &Encoder<'_>, ids: &[i32]) -> Vec<f64> {
@@ -29,7 +29,7 @@ pub fn vector(encoder: &Encoder<'_>, ids: &[i32]) -> Vec<f64> {
             add(token, &linear_of(&layer.output, &context));
             *token = norm(&layer.attention_norm, token, encoder.epsilon);
             let mut inner = linear_of(&layer.up, token);
-            inner.iter_mut().for_each(|x| *x *= 0.5 * (1.0 + libm::erf(*x / 2.0_f64.sqrt())));
+            inner.iter_mut().for_each(|x| *x = activated(encoder.activation, *x));
             add(token, &linear_of(&layer.down, &inner));
             *token = norm(&layer.output_norm, token, encoder.epsilon);
         }
@@ -73,6 +73,17 @@ fn attention(
         }
     }
     context
+}
+
+fn activated(activation: Activation, x: f64) -> f64 {
+    match activation {
+        Activation::Gelu => 0.5 * x * (1.0 + libm::erf(x / 2.0_f64.sqrt())),
+        Activation::GeluTanh => {
+            let root = (2.0 / std::f64::consts::PI).sqrt();
+            0.5 * x * (1.0 + (root * (x + 0.044_715 * x.powi(3))).tanh())
+        }
+        Activation::Relu => x.max(0.0),
+    }
 }
 
 fn linear_of(linear: &Linear<'_>, x: &[f64]) -> Vec<f64> {

@@ -73,6 +73,21 @@ fn compare(sizes: Sizes, seed: u64, texts: &[Vec<i32>]) {
     }
 }
 
+/// It has no vector, and what it leaves in the memory of its rows changes nobody else's.
+#[test]
+fn a_text_beyond_all_numbers_is_told_and_leaves_nothing() {
+    let weights = Weights::new(SIZES[0], 8).with_word(7, 3e38);
+    for (isa, precision) in variants() {
+        let mut backend = made_up::backend(&weights, isa, precision, 1);
+        let (beyond, text) = ([3, 7, 5], [2, 3, 4, 5]);
+        let before = run(&mut backend, &[&text]);
+        assert!(before[0].iter().all(|value| value.is_finite()), "{isa} {precision}");
+        let none = run(&mut backend, &[&beyond]);
+        assert!(none[0].iter().all(|value| !value.is_finite()), "{isa} {precision}: {none:?}");
+        assert_eq!(bits(&run(&mut backend, &[&text])), bits(&before), "{isa} {precision}");
+    }
+}
+
 #[test]
 fn neighbours_and_threads_change_no_bit() {
     let mut random = Random(17);

@@ -42,21 +42,21 @@ const NEVER: Together = Together { short: u64::MAX, long: u64::MAX };
 /// What suits this machine; nothing if the backend fails.
 pub(super) fn measure(backend: &mut NativeBackend) -> Option<Tuning> {
     let mut tuning = Tuning::default();
-    let members = backend.members();
+    let (members, longest) = (backend.members(), backend.length_max());
 
     // From the smallest on, so that a slow machine is found to be one by little work.
-    let batches = BATCHES.map(|tokens| (tuning, mixed(tokens * members)));
+    let batches = BATCHES.map(|tokens| (tuning, mixed(tokens * members, longest)));
     let times = compare(&batches, |case| time(backend, case))?;
     tuning.batch_tokens = best_batch(&times);
 
     if times[STRIP_BATCH] <= LIMIT.as_secs_f64() {
         let tokens = BATCHES[STRIP_BATCH] * members;
-        let strips = STRIPS.map(|strip| (Tuning { strip, ..tuning }, mixed(tokens)));
+        let strips = STRIPS.map(|strip| (Tuning { strip, ..tuning }, mixed(tokens, longest)));
         tuning.strip = best_strip(&compare(&strips, |case| time(backend, case))?);
     }
 
     if members > 1 {
-        let length = |tokens: usize| vec![tokens.min(backend.length_max())];
+        let length = |tokens: usize| vec![tokens.min(longest)];
         let [short, long] = SINGLE.map(length);
         let of = |together_percent| Tuning { together_percent, ..tuning };
         let singles = [
@@ -76,13 +76,14 @@ pub(super) fn measure(backend: &mut NativeBackend) -> Option<Tuning> {
 }
 
 /// Lengths of texts of this many tokens together: sentences of 8 to 63 tokens and now and then a
-/// passage, none like the next, so that threads come out as unevenly as they do with real ones.
-fn mixed(tokens: usize) -> Vec<usize> {
+/// passage, none like the next, so that threads come out as unevenly as they do with real ones; none longer than the
+/// `longest` that the model reads.
+fn mixed(tokens: usize, longest: usize) -> Vec<usize> {
     let (mut lengths, mut left) = (Vec::new(), tokens);
     while left > 0 {
         let sentence = 8 + lengths.len() * 23 % 56;
         let is_passage = lengths.len() % 4 == 3;
-        let length = if is_passage { 4 * sentence } else { sentence }.min(left);
+        let length = if is_passage { 4 * sentence } else { sentence }.min(longest).min(left);
         lengths.push(length);
         left -= length;
     }
@@ -141,9 +142,8 @@ fn compare(cases: &[Case], mut time: impl FnMut(&Case) -> Option<f64>) -> Option
 /// Seconds for texts of these lengths; nothing if they can't be computed.
 fn time(backend: &mut NativeBackend, (tuning, lengths): &Case) -> Option<f64> {
     backend.set_tuning(*tuning);
-    let longest = backend.length_max();
     let lengths: Vec<i32> =
-        lengths.iter().map(|&length| i32::try_from(length.min(longest)).unwrap_or(1)).collect();
+        lengths.iter().map(|&length| i32::try_from(length).unwrap_or(1)).collect();
     // Ids all over the vocabulary, as texts have them.
     let count: i32 = lengths.iter().sum();
     let vocabulary = i32::try_from(backend.vocabulary()).unwrap_or(i32::MAX);
@@ -178,9 +178,11 @@ mod tests {
 
     #[test]
     fn made_up_texts_are_of_all_kinds_and_exactly_as_long_as_asked_for() {
-        let lengths = mixed(1024);
+        let lengths = mixed(1024, 512);
         assert_eq!(lengths.iter().sum::<usize>(), 1024);
         assert!(lengths.contains(&8) && lengths.iter().any(|&length| length > 56));
+        let short = mixed(1024, 16);
+        assert_eq!((short.iter().sum::<usize>(), short.iter().max()), (1024, Some(&16)));
     }
 
     #[test]

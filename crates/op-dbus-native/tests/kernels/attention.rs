@@ -18,6 +18,7 @@ pub const TESTS: &[Test] = &[
     ("attention_of_512_tokens", longest),
     ("attention_of_scores_of_any_size", any_scores),
     ("attention_of_extreme_rows", extreme_rows),
+    ("attention_of_a_score_beyond_all_numbers", beyond_all_numbers),
     ("attention_with_anything_behind_the_text", anything_behind),
     ("attention_of_several_heads", several_heads),
 ];
@@ -239,6 +240,19 @@ fn extreme_rows(subject: &Subject) {
             text.bias = text.bias.map(|bias| Guarded::from_fn(bias.len(), |_| added));
             compare(subject, &text);
         }
+    }
+}
+
+/// Its text has no vector; that the other keys weigh the same would be one that looks like any other.
+fn beyond_all_numbers(subject: &Subject) {
+    let mut random = Random::new(40);
+    for length in [1, 7, 16, 33, 70] {
+        let mut text = Text::new(subject, length, 32, true, &mut random);
+        let key = length / 2;
+        text.rows[..32].fill(1e25);
+        text.rows[(3 * key + 1) * 32..][..32].fill(1e25);
+        let found = text.run(subject);
+        assert!(found[..32].iter().all(|value| !value.is_finite()), "{length} tokens: {found:?}");
     }
 }
 

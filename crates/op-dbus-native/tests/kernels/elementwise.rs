@@ -13,6 +13,7 @@ pub const TESTS: &[Test] = &[
     ("gelu_of_single_numbers", gelu),
     ("gelu_by_tanh_of_single_numbers", gelu_tanh),
     ("relu_of_single_numbers", relu),
+    ("activations_of_no_number", no_number),
     ("exponential_of_single_numbers", exponential),
 ];
 
@@ -63,6 +64,23 @@ fn activate(subject: &Subject, activation: Activation, numbers: &[f32]) -> Guard
     // SAFETY: the CPU has the instruction set; the sizes are those of the memory.
     unsafe { (subject.kernels.multiply)(&job) };
     found
+}
+
+/// Of what is no number there is none: what a text came to that no vector is made of must be told.
+fn no_number(subject: &Subject) {
+    if subject.precision == Precision::Int8 {
+        return;
+    }
+    let numbers = [f32::NAN; 256];
+    for activation in [Activation::Gelu, Activation::GeluTanh, Activation::Relu] {
+        let found = activate(subject, activation, &numbers);
+        let halves = |value: &f32| [value.to_bits() << 16, value.to_bits() & 0xFFFF_0000];
+        let is_none = match subject.kernels.layout.input_bytes {
+            2 => found[..128].iter().flat_map(halves).all(|bits| f32::from_bits(bits).is_nan()),
+            _ => found.iter().all(|value| value.is_nan()),
+        };
+        assert!(is_none, "{activation:?}");
+    }
 }
 
 /// Compares an activation with the reference; `allowed` tells how far from `f(x)` it may be.
