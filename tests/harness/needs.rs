@@ -181,7 +181,8 @@ pub fn faketime() -> Option<PathBuf> {
 
 /// The program under test.
 pub fn op_dbus() -> PathBuf {
-    place("OP_DBUS_TEST_BINARY", || profile_folder().join("op-dbus"))
+    let given = env::var_os("OP_DBUS_TEST_BINARY");
+    given.map_or_else(|| profile_folder().join("op-dbus"), PathBuf::from)
 }
 
 /// An example in Rust, or another program that is built with them.
@@ -221,7 +222,7 @@ fn built(path: PathBuf) -> Outcome<PathBuf> {
 
 /// The folder with `models/` and `runtime/` as `op-dbus models pull` and `runtime pull` leave it.
 pub fn store() -> PathBuf {
-    place("OP_DBUS_TEST_STORE", || profile_folder().join("../test-store"))
+    fetched("test-store")
 }
 
 /// Whether the namespace has other users than root.
@@ -232,7 +233,7 @@ fn are_others() -> bool {
 
 /// The folder with the Python packages that the Python client needs.
 pub fn python_path() -> PathBuf {
-    place("OP_DBUS_TEST_PYTHON", || profile_folder().join("../test-python"))
+    fetched("test-python")
 }
 
 /// The interpreter of the environment with what our own package is built from and depends on.
@@ -241,22 +242,22 @@ pub fn python_packages() -> PathBuf {
 }
 
 fn test_venv() -> PathBuf {
-    place("OP_DBUS_TEST_VENV", || profile_folder().join("../test-venv"))
+    fetched("test-venv")
 }
 
 /// The folder with the Python packages of the HTTP gateway's clients.
 pub fn python_http_path() -> PathBuf {
-    place("OP_DBUS_TEST_PYTHON_HTTP", || profile_folder().join("../test-python-http"))
+    fetched("test-python-http")
 }
 
 /// The folder with Triton and llama.cpp's server as Python packages.
 pub fn fleet_path() -> PathBuf {
-    place("OP_DBUS_TEST_FLEET", || profile_folder().join("../test-fleet"))
+    fetched("test-fleet")
 }
 
 /// The folder with the Python packages of the examples for clusters.
 pub fn cluster_path() -> PathBuf {
-    place("OP_DBUS_TEST_CLUSTER", || profile_folder().join("../test-cluster"))
+    fetched("test-cluster")
 }
 
 fn python_package(path: PathBuf) -> Option<String> {
@@ -297,8 +298,9 @@ pub fn systemd_units() -> Option<PathBuf> {
     places.into_iter().find(|place| place.join("basic.target").is_file())
 }
 
-fn place(variable: &str, default: impl Fn() -> PathBuf) -> PathBuf {
-    env::var_os(variable).map_or_else(default, PathBuf::from)
+/// What `cargo xtask test` has fetched, beside `target/debug`.
+fn fetched(name: &str) -> PathBuf {
+    profile_folder().with_file_name(name)
 }
 
 /// `target/debug`, where this very program lies two folders deep.

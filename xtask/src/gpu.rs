@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use crate::dist;
+use crate::fleet::Random;
 use crate::shell::{self, Outcome, path, program};
 
 /// Words of one token each with the tokenizers of all levels.
@@ -94,16 +95,11 @@ pub fn run(args: &Args) -> Outcome {
     Ok(())
 }
 
-/// The texts: of 25 tokens, and of mixed lengths. Reproducible, and no two alike.
+/// The texts: of 25 tokens, and of mixed lengths. Reproducible.
 fn corpora(folder: &Path) -> Result<[(&'static str, PathBuf); 2], String> {
-    let mut state = 20_260_817_u64;
-    let mut below = move |most: usize| {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-        (state >> 33) as usize % most
-    };
-    let mut text = |words: usize| -> String {
-        (0..words).map(|_| WORDS[below(WORDS.len())]).collect::<Vec<_>>().join(" ")
-    };
+    let mut random = Random::new(20_260_817);
+    let mut word = || WORDS[random.next() as usize % WORDS.len()];
+    let mut text = |words: usize| (0..words).map(|_| word()).collect::<Vec<_>>().join(" ");
     // The special tokens are two of the 25.
     let short: Vec<String> = (0..4096).map(|_| text(23)).collect();
     let mixed: Vec<String> = (0..4096).map(|n| text([3, 8, 14, 30, 60, 120, 250][n % 7])).collect();

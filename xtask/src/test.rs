@@ -39,11 +39,8 @@ const CLUSTER: &[&str] = &["distributed==2026.8.0", "ray[data]==2.60.0"];
 const PYTHON_PACKAGES: &[&str] =
     &["dbus-fast>=5.0.20,<6", "hatchling==1.33.0", "mypy==2.4.1", "numpy==2.4.6"];
 
-/// Environment variables that tell the tests where to find what was fetched for them.
-pub type Settings = Vec<(&'static str, PathBuf)>;
-
-/// Builds everything and fetches what the tests need.
-pub fn prepare() -> Result<Settings, String> {
+/// Builds everything and fetches what the tests need to where they look for it, in `target`.
+pub fn prepare() -> Outcome {
     packages::ensure(&[packages::BUS, packages::PIP])?;
     if let Err(message) = packages::ensure(&[packages::TESTS]) {
         shell::skip("tests that need more than there is", &message);
@@ -51,16 +48,13 @@ pub fn prepare() -> Result<Settings, String> {
     step("build");
     shell::run(&mut cargo(&["build", "--workspace", "--all-targets"]))?;
     step("models and ONNX Runtime");
-    let settings = vec![
-        ("OP_DBUS_TEST_STORE", fetch_store()?),
-        ("OP_DBUS_TEST_PYTHON", fetch_python("test-python", &[], PYTHON_CLIENT)),
-        ("OP_DBUS_TEST_VENV", fetch_python_packages()),
-        ("OP_DBUS_TEST_PYTHON_HTTP", fetch_python("test-python-http", &[], PYTHON_HTTP)),
-        ("OP_DBUS_TEST_CLUSTER", fetch_python("test-cluster", &[], CLUSTER)),
-        ("OP_DBUS_TEST_FLEET", fetch_python("test-fleet", &["--no-deps"], FLEET)),
-    ];
-    shell::need_cargo_command("nextest", None, "some minutes")?;
-    Ok(settings)
+    fetch_store();
+    fetch_python("test-python", &[], PYTHON_CLIENT);
+    fetch_python_packages();
+    fetch_python("test-python-http", &[], PYTHON_HTTP);
+    fetch_python("test-cluster", &[], CLUSTER);
+    fetch_python("test-fleet", &["--no-deps"], FLEET);
+    shell::need_cargo_command("nextest", None, "some minutes")
 }
 
 /// Checks the text of the tree first, then builds, fetches models, and runs all tests.
@@ -73,13 +67,13 @@ pub fn run() -> Outcome {
     supply::check()?;
     step("clippy");
     shell::run(&mut cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]))?;
-    let settings = prepare()?;
+    prepare()?;
     step("documentation tests");
     shell::run(&mut cargo(&["test", "--workspace", "--doc", "--quiet"]))?;
     step("tests");
-    shell::run(cargo(&["nextest", "run", "--workspace", "--no-fail-fast"]).envs(settings.clone()))?;
+    shell::run(&mut cargo(&["nextest", "run", "--workspace", "--no-fail-fast"]))?;
     step("trials that are programs");
-    trials::programs(&settings)?;
+    trials::programs()?;
     step("packages");
     check_packages()?;
     step("a system that boots");
@@ -88,7 +82,7 @@ pub fn run() -> Outcome {
     emulate::run(&emulate::Args::default())?;
     step("what was skipped");
     let mut all = shell::skipped();
-    all.extend(trials::skips(&settings)?.lines().map(ToOwned::to_owned));
+    all.extend(trials::skips()?.lines().map(ToOwned::to_owned));
     println!("{}", if all.is_empty() { "none".to_owned() } else { all.join("\n") });
     Ok(())
 }
@@ -103,7 +97,7 @@ fn step(name: &str) {
 /// need no device, and one whose device the CPU plays.
 ///
 /// Where the sources can't be reached, the tests that need them are skipped and say so.
-pub fn fetch_store() -> Result<PathBuf, String> {
+pub fn fetch_store() -> PathBuf {
     let store = shell::root().join("target/test-store");
     let program_path = shell::root().join("target/debug/op-dbus");
     let library = |name| ["runtime", "pull", "--provider", name];
@@ -115,7 +109,7 @@ pub fn fetch_store() -> Result<PathBuf, String> {
             println!("{message}; the tests that need it will be skipped");
         }
     }
-    Ok(store)
+    store
 }
 
 /// Builds the packages that are built fast, of the program that the tests ran, and checks the manifests.
@@ -139,15 +133,14 @@ fn check_packages() -> Outcome {
 }
 
 /// A folder for `PYTHONPATH` with these packages.
-fn fetch_python(name: &str, words: &[&str], packages: &[&str]) -> PathBuf {
-    packages::python(name, words, packages).unwrap_or_else(|message| {
+fn fetch_python(name: &str, words: &[&str], packages: &[&str]) {
+    if let Err(message) = packages::python(name, words, packages) {
         println!("{message}; the tests that need them have what was there before, or are skipped");
-        shell::root().join("target").join(name)
-    })
+    }
 }
 
 /// An environment for our own Python package, which the tests build, install and use in it.
-fn fetch_python_packages() -> PathBuf {
+fn fetch_python_packages() {
     let folder = shell::root().join("target/test-venv");
     let python = folder.join("bin/python").display().to_string();
     let mut venv = program("python3", &["-m", "venv", "--without-pip"]);
@@ -159,5 +152,4 @@ fn fetch_python_packages() -> PathBuf {
             "{message}; the tests of the Python package have what was there before, or are skipped"
         );
     }
-    folder
 }

@@ -5,9 +5,7 @@ mod loading;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use op_dbus_engine::{
-    Call, Description, Engine, ModelShape, Reply, Snapshot, Tokenizer, WorkerStatus,
-};
+use op_dbus_engine::{Call, Description, Engine, Reply, Snapshot, Tokenizer, WorkerStatus};
 use op_dbus_models::{Level, Model, Store};
 
 use crate::timer::Timer;
@@ -28,10 +26,7 @@ pub struct Embedder {
 /// What does not change.
 #[derive(Debug)]
 struct Served {
-    model: String,
-    space: String,
-    shape: ModelShape,
-    prompts: BTreeMap<String, String>,
+    model: Model,
     prompt: String,
     description: Description,
     fallback_reason: String,
@@ -152,28 +147,28 @@ impl Embedder {
 
     /// Name of the model.
     pub fn model(&self) -> &str {
-        &self.served.model
+        &self.served.model.name
     }
 
     /// Fingerprint of the vector space, a dash, and the precision. Keep it with every index: vectors
     /// may be compared if, and only if, their fingerprints are equal.
     pub fn vector_space(&self) -> String {
-        format!("{}-{}", self.served.space, self.precision())
+        format!("{}-{}", self.served.model.vector_space(), self.precision())
     }
 
     /// Length of one vector.
     pub fn dimensions(&self) -> usize {
-        self.served.shape.dimensions
+        self.served.model.dimensions
     }
 
     /// Tokens that the model reads of one text, special tokens included.
     pub fn max_input_tokens(&self) -> usize {
-        self.served.shape.max_input_tokens
+        self.served.model.max_input_tokens
     }
 
     /// Texts that the model was trained to have before others, by name.
     pub fn prompts(&self) -> &BTreeMap<String, String> {
-        &self.served.prompts
+        &self.served.model.prompts
     }
 
     /// What [`embed`](Self::embed) and [`embed_batch`](Self::embed_batch) put before each text: the prompt that

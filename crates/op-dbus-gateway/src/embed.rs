@@ -9,7 +9,7 @@ use zbus::Variant;
 use crate::Gateway;
 use crate::input::Inputs;
 use crate::limits;
-use crate::refusal::Refusal;
+use crate::refusal::{Refusal, pause};
 
 /// How it is embedded.
 #[derive(Default)]
@@ -76,13 +76,13 @@ pub async fn embed(
     // The next one is the last.
     let mut parts: Vec<Part<'_>> = texts.chain(lists).rev().collect();
     let left = parts.iter().map(|part| part.size()).sum();
-    let mut pace = Pace { left, deadline, sent: None };
+    let mut rate = CallRate { left, deadline, sent: None };
     while let Some(part) = parts.pop() {
         let call = part.embedded(&embedder, options(wanted, deadline, &all.space));
         match lease.answer(call).await {
             Ok(reply) => {
                 all.add(reply);
-                pace.check(Instant::now(), part.size())?;
+                rate.check(Instant::now(), part.size())?;
             }
             // What a call counts as is the service's to say, by its model and options.
             Err(refusal) if part.len() > 1 && is_of_all(&refusal) => parts.extend(part.halves()),
@@ -172,7 +172,7 @@ fn is_of_all(refusal: &Refusal) -> bool {
 
 /// How fast the calls of a request are answered: where the rest would take longer than there is time for,
 /// its client is told that rather than to wait for nothing.
-struct Pace {
+struct CallRate {
     /// The [`size`](Part::size) of what no call has been answered for.
     left: usize,
     deadline: Instant,
@@ -180,7 +180,7 @@ struct Pace {
     sent: Option<Instant>,
 }
 
-impl Pace {
+impl CallRate {
     /// A call of this size was answered at `now`.
     fn check(&mut self, now: Instant, size: usize) -> Result<(), Refusal> {
         self.left = self.left.saturating_sub(size);
@@ -191,7 +191,7 @@ impl Pace {
             return Ok(());
         };
         let (rest, time) = (rest.as_secs(), time.as_secs());
-        let seconds = late.as_secs().clamp(1, 60);
+        let seconds = pause(late);
         Err(Refusal::busy(format!(
             "the rest of the request would take {rest} s more and has {time} s; send fewer texts in a \
              request, or try again in {seconds} s"
@@ -320,13 +320,13 @@ mod tests {
     fn a_request_whose_rest_takes_too_long_ends_before_its_time() {
         let start = Instant::now();
         let at = |s| start + Duration::from_secs(s);
-        let mut pace = Pace { left: 48, deadline: at(100), sent: None };
+        let mut rate = CallRate { left: 48, deadline: at(100), sent: None };
         // A model was loaded.
-        assert!(pace.check(at(40), 10).is_ok());
-        assert!(pace.check(at(50), 10).is_ok(), "28 more take until 78");
-        let refusal = pace.check(at(76), 10).unwrap_err();
+        assert!(rate.check(at(40), 10).is_ok());
+        assert!(rate.check(at(50), 10).is_ok(), "28 more take until 78");
+        let refusal = rate.check(at(76), 10).unwrap_err();
         assert!(refusal.message().contains("would take 46 s more and has 24 s"), "{refusal:?}");
-        let mut pace = Pace { left: 1, deadline: at(100), sent: None };
-        assert!(pace.check(at(101), 1).is_ok(), "all of it is there");
+        let mut rate = CallRate { left: 1, deadline: at(100), sent: None };
+        assert!(rate.check(at(101), 1).is_ok(), "all of it is there");
     }
 }

@@ -2,7 +2,6 @@
 //! requests elsewhere, and none to a socket that is about to be closed. Whose request takes longer than there
 //! is time for is told as well.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
@@ -13,9 +12,10 @@ use crate::limits;
 /// Whether the gateway is about to end, and whether somebody wants to know.
 #[derive(Default)]
 pub struct Leaving {
-    begun: AtomicBool,
     /// When `/ready` was asked last.
     asked: Mutex<Option<Instant>>,
+    /// Cancelled when the gateway was told to end: `/ready` says so, and each connection ends with its next reply.
+    pub begun: CancellationToken,
     /// Cancelled when no new requests are taken.
     pub drained: CancellationToken,
     /// Cancelled when no request is waited for any more.
@@ -26,16 +26,6 @@ impl Leaving {
     /// `/ready` is asked.
     pub fn ask(&self) {
         *self.asked.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
-    }
-
-    /// The gateway was told to end.
-    pub fn begin(&self) {
-        self.begun.store(true, Ordering::Relaxed);
-    }
-
-    /// Whether it was: `/ready` says so, and each connection ends with its next reply.
-    pub fn has_begun(&self) -> bool {
-        self.begun.load(Ordering::Relaxed)
     }
 
     /// Whether `/ready` was asked lately, so that it will be asked again.

@@ -11,6 +11,8 @@ use op_dbus_api::{BUS_NAME, Error, ErrorName, about_text, is_about_text, retry_a
 use serde_json::json;
 use zbus::fdo;
 
+use crate::limits;
+
 /// The word for a service that can't be reached.
 const UNAVAILABLE: &str = "service_unavailable";
 
@@ -271,6 +273,11 @@ pub fn shaped(mut response: Response, shape: Shape) -> Response {
     response
 }
 
+/// In how many seconds whoever would wait so long is to come back.
+pub fn pause(wait: Duration) -> u64 {
+    wait.as_secs().clamp(1, limits::RETRY_S_MAX)
+}
+
 /// The service's hint when to come back, in whole seconds.
 fn seconds(message: &str) -> u64 {
     let hint = retry_after(message).unwrap_or_default();
@@ -318,6 +325,12 @@ mod tests {
             let told = said("/v1/embeddings", body);
             assert_eq!(told["error"]["param"], param, "{body}: {told}");
         }
+    }
+
+    #[test]
+    fn who_is_refused_waits_for_a_second_to_a_minute() {
+        let after = |ms| pause(Duration::from_millis(ms));
+        assert_eq!([after(0), after(1500), after(20_000), after(7_200_000)], [1, 1, 20, 60]);
     }
 
     #[test]

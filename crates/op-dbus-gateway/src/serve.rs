@@ -63,7 +63,7 @@ pub async fn serve(
         _ = interrupt.recv() => {}
     }
     tell(&[NotifyState::Stopping, NotifyState::Status("finishing requests")]);
-    leaving.begin();
+    leaving.begun.cancel();
     if leaving.is_watched() {
         let seconds = limits::LEAVE_TIME.as_secs();
         info!("/ready tells the end; for {seconds} s more requests are taken all the same");
@@ -189,7 +189,7 @@ fn seated(
                 reply = reply => reply,
                 () = stream.left() => return Err(ErrorKind::ConnectionAborted.into()),
             };
-            if leaving.has_begun() {
+            if leaving.begun.is_cancelled() {
                 reply.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
             }
             let unread = Arc::new(seat.answer());

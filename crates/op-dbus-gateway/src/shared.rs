@@ -4,8 +4,12 @@
 //! and whether the service is ready may be asked by anybody.
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
 
 use tokio::sync::OnceCell;
+use tokio::time::timeout;
+
+use crate::refusal::Refusal;
 
 /// A question, and who asks it just now.
 pub struct Shared<T>(Mutex<Weak<OnceCell<T>>>);
@@ -16,9 +20,30 @@ impl<T> Default for Shared<T> {
     }
 }
 
+impl<T: Clone> Shared<Result<T, Refusal>> {
+    /// What is answered to `ask`, or to whoever asks already, within `time`.
+    ///
+    /// # Errors
+    /// Also where the service has not answered by then: who waits for another is told as soon as who asks.
+    pub async fn answer_within(
+        &self,
+        time: Duration,
+        ask: impl Future<Output = Result<T, Refusal>>,
+    ) -> Result<T, Refusal> {
+        in_time(time, self.answer(in_time(time, ask))).await
+    }
+}
+
+/// What takes several steps, of which each may take as long.
+async fn in_time<T>(
+    time: Duration,
+    steps: impl Future<Output = Result<T, Refusal>>,
+) -> Result<T, Refusal> {
+    timeout(time, steps).await.unwrap_or_else(|_| Err(Refusal::silent("the service", time)))
+}
+
 impl<T: Clone> Shared<T> {
-    /// What is answered to `ask`, or to whoever asks already.
-    pub async fn answer(&self, ask: impl Future<Output = T>) -> T {
+    async fn answer(&self, ask: impl Future<Output = T>) -> T {
         let asked = self.asked();
         // Where the one that asks has left, another does.
         asked.get_or_init(|| ask).await.clone()

@@ -30,7 +30,6 @@ const DISTANCE_TOKENS: f32 = 512.0;
 #[derive(Clone, Debug)]
 pub struct Trial {
     parts: Vec<Part>,
-    is_long: bool,
     known: Vec<Reference>,
 }
 
@@ -57,13 +56,8 @@ impl Trial {
         let most = max_input_tokens.saturating_sub(SPECIALS);
         let whole: Vec<i32> = PLAIN.iter().copied().cycle().take(most).collect();
         let shorter = whole.split_last().map(|(_, shorter)| shorter.to_vec()).unwrap_or_default();
-        let is_long = !shorter.is_empty();
-        let long = is_long.then(|| Part::of(&[whole, shorter], None));
-        Self {
-            parts: [Some(short), long].into_iter().flatten().collect(),
-            is_long,
-            known: Vec::new(),
-        }
+        let long = (!shorter.is_empty()).then(|| Part::of(&[whole, shorter], None));
+        Self { parts: [Some(short), long].into_iter().flatten().collect(), known: Vec::new() }
     }
 
     /// A trial of endpoints that take texts: short ones, one of as many tokens as the model reads, and that
@@ -83,7 +77,7 @@ impl Trial {
             let part =
                 |range: Range<usize>| Part::of(&rows[range.clone()], Some(texts[range].to_vec()));
             let parts = vec![part(0..SHORT.len()), part(SHORT.len()..rows.len())];
-            Some(Self { parts, is_long: true, known: Vec::new() })
+            Some(Self { parts, known: Vec::new() })
         };
         trial().ok_or_else(|| {
             "inputs is texts, and this model's tokenizer can't make texts of token ids; set inputs in \
@@ -106,7 +100,8 @@ impl Trial {
     /// A clause: it cuts what the model here reads.
     pub fn look(&self, vectors: &[f32], dimensions: usize) -> Result<(), String> {
         let rows: Vec<&[f32]> = vectors.chunks_exact(dimensions).collect();
-        let ([.., whole, shorter], true) = (&rows[..], self.is_long) else { return Ok(()) };
+        let is_long = self.parts.len() > 1;
+        let ([.., whole, shorter], true) = (&rows[..], is_long) else { return Ok(()) };
         let most = self.parts.iter().flat_map(|part| &part.lengths).max().copied().unwrap_or(0);
         let length = |numbers: Vec<f32>| numbers.iter().map(|x| x * x).sum::<f32>().sqrt();
         let distance = length(whole.iter().zip(*shorter).map(|(a, b)| a - b).collect());

@@ -15,13 +15,8 @@ use nix::sys::signal::Signal;
 
 use crate::inherited;
 
-/// Tells what the machine's accelerators do (internal)
-#[derive(clap::Args)]
-#[command(hide = true)]
-pub struct Args {}
-
 /// Prints the devices as JSON.
-pub fn run(_args: Args) -> ExitCode {
+pub fn run() -> ExitCode {
     if let Err(error) = inherited::let_go() {
         eprintln!("op-dbus devices: it may have files of the daemon's clients open: {error}");
     }

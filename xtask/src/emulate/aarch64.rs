@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::Emulator;
+use crate::dist;
 use crate::packages;
 use crate::shell::{self, Outcome, cargo, program};
 
@@ -21,6 +22,8 @@ const COMPILER: &str = "/usr/bin/rustc";
 const COMPILER_PACKAGE: &str = "rustc-web";
 const LIBRARY_PACKAGE: &str = "libstd-rust-web-dev";
 
+/// Where the library is unpacked.
+const UNPACKED: &str = "target/emulate/aarch64-library";
 /// Where cargo builds.
 const FOLDER: &str = "target/emulate/engine";
 
@@ -107,17 +110,15 @@ fn fetch_library() -> Result<PathBuf, String> {
     let query = ["--show", "--showformat", "${Version}", COMPILER_PACKAGE];
     let version = shell::read(&mut program("dpkg-query", &query))
         .map_err(|_| format!("{COMPILER} is not of Debian's package {COMPILER_PACKAGE}"))?;
-    let folder = shell::root().join("target/emulate/aarch64-library");
+    let folder = shell::root().join(UNPACKED);
     let mark = folder.join("version");
     if fs::read_to_string(&mark).is_ok_and(|found| found == version) {
         return Ok(folder.join("usr"));
     }
     println!("fetching {LIBRARY_PACKAGE} for arm64, version {version}");
-    let lists = folder.join("lists/partial");
-    let archives = folder.join("cache/archives/partial");
-    let prepared = fs::remove_dir_all(&folder).or_else(ignore_absence);
-    let prepared = prepared.and_then(|()| fs::create_dir_all(&lists));
-    prepared.and_then(|()| fs::create_dir_all(&archives)).map_err(|e| place(&folder, &e))?;
+    dist::emptied(UNPACKED)?;
+    dist::emptied(&format!("{UNPACKED}/lists/partial"))?;
+    dist::emptied(&format!("{UNPACKED}/cache/archives/partial"))?;
     // Lists and cache of our own: the system's package state stays as it is, and root is not needed.
     let apt = |arguments: &[&str]| {
         let mut apt = Command::new("apt-get");
@@ -141,10 +142,6 @@ fn fetch_library() -> Result<PathBuf, String> {
     fs::remove_file(&package).map_err(|e| place(&package, &e))?;
     fs::write(&mark, version).map_err(|e| place(&mark, &e))?;
     Ok(folder.join("usr"))
-}
-
-fn ignore_absence(error: std::io::Error) -> std::io::Result<()> {
-    if error.kind() == std::io::ErrorKind::NotFound { Ok(()) } else { Err(error) }
 }
 
 fn place(path: &Path, error: &std::io::Error) -> String {

@@ -53,12 +53,12 @@ pub fn service() -> Outcome {
         return Ok(());
     }
     shell::run(&mut qemu.cargo(&["build", "--package", "op-dbus"]))?;
-    let settings = test::prepare()?;
+    test::prepare()?;
     let tests = cargo(&["nextest", "run", "--workspace", "--no-fail-fast", "-E", TESTS]);
     let mut words = vec![tests.get_program()];
     words.extend(tests.get_args());
     let mut tests = registered(&[]);
-    tests.args(words).envs(settings).env(shell::TARGET, shell::root().join("target"));
+    tests.args(words).env(shell::TARGET, shell::root().join("target"));
     tests.env("OP_DBUS_TEST_BINARY", built("debug/op-dbus"));
     shell::run(&mut tests)
 }

@@ -18,7 +18,7 @@ use crate::shell::{self, Outcome};
 use crate::svg::{self, Axis, COLOURS, Series};
 
 use calibration::Calibration;
-use random::Random;
+pub use random::Random;
 use simulation::{Balance, Figures, Fleet, Load, Node, Outage, simulate};
 
 /// Simulate how long requests take with more nodes and more load

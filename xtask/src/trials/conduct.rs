@@ -12,7 +12,6 @@ use std::time::Duration;
 use super::table::{Clock, How, Trial};
 use super::{Conditions, End, Figure, Size, WORDS};
 use crate::shell::{self, cargo};
-use crate::test::Settings;
 
 impl fmt::Display for End {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -34,7 +33,6 @@ impl fmt::Display for Figure {
 pub fn all(
     trials: &[&'static Trial],
     conditions: &Conditions,
-    settings: &Settings,
 ) -> Result<BTreeMap<&'static str, Figure>, String> {
     let size = conditions.size;
     let mut names: Vec<&str> = Vec::new();
@@ -43,13 +41,12 @@ pub fn all(
             names.extend(tests);
         }
     }
-    let tests =
-        if names.is_empty() { Tests::default() } else { Tests::run(&names, size, settings)? };
+    let tests = if names.is_empty() { Tests::default() } else { Tests::run(&names, size)? };
     let mut verdicts = BTreeMap::new();
     for trial in trials {
         let verdict = match trial.how {
             How::Tests(names) => tests.verdict(names),
-            How::Program(clock) => program(trial, clock, size, settings)?,
+            How::Program(clock) => program(trial, clock, size)?,
             How::Task(task) | How::Build(task) => {
                 let figures = task(conditions).unwrap_or_else(|why| vec![Figure::new(false, why)]);
                 summed(&figures, size)
@@ -74,12 +71,12 @@ struct Tests {
 
 impl Tests {
     /// Runs each of these tests once.
-    fn run(names: &[&str], size: Size, settings: &Settings) -> Result<Self, String> {
+    fn run(names: &[&str], size: Size) -> Result<Self, String> {
         let exact: Vec<String> = names.iter().map(|name| format!("test(={name})")).collect();
         let mut nextest = cargo(&["nextest", "run", "--workspace", "--no-fail-fast"]);
         nextest.args(["--status-level", "all", "--final-status-level", "none"]);
         nextest.args(["--success-output", "immediate", "--color", "never", "--no-tests", "pass"]);
-        nextest.arg("-E").arg(exact.join(" + ")).envs(settings.iter().cloned());
+        nextest.arg("-E").arg(exact.join(" + "));
         if size == Size::Full {
             // For the tests that can be made to last.
             nextest.env("OP_DBUS_HISTORIES", "100000").env("OP_DBUS_RANDOM_CALLS", "100000");
@@ -92,7 +89,7 @@ impl Tests {
         if tests.ended.is_empty() && !output.status.success() {
             return Err(format!("tests can't be run ({}); see {}", output.status, log.display()));
         }
-        for line in skips(settings)?.lines() {
+        for line in skips()?.lines() {
             let reason = line.strip_prefix("SKIP ").and_then(|line| line.split_once(": "));
             let Some((name, reason)) = reason else { continue };
             tests.skipped.insert(name.to_owned(), reason.to_owned());
@@ -145,16 +142,16 @@ impl Tests {
 }
 
 /// Which tests can't be run here, with the reasons.
-pub fn skips(settings: &Settings) -> Result<String, String> {
+pub fn skips() -> Result<String, String> {
     let mut skips = cargo(&["test", "--quiet", "--workspace", "--test", "integration", "--"]);
-    shell::read(skips.arg("--skips").envs(settings.iter().cloned()))
+    shell::read(skips.arg("--skips"))
 }
 
 /// Runs a program, which prints a line for each figure: `held: …`, `missed: …`, `late: …` or `skipped: …`.
-fn program(trial: &Trial, clock: Clock, size: Size, settings: &Settings) -> Result<Figure, String> {
+fn program(trial: &Trial, clock: Clock, size: Size) -> Result<Figure, String> {
     let busy = clock == Clock::Timed && is_busy();
     let mut command = cargo(&["test", "--quiet", "--workspace", "--test", "integration", "--"]);
-    command.args(["--trial", trial.name, size.flag()]).envs(settings.iter().cloned());
+    command.args(["--trial", trial.name, size.flag()]);
     let child = command.stdout(Stdio::piped()).spawn();
     let mut child = child.map_err(|e| format!("can't run the trial {}: {e}", trial.name))?;
     let mut figures = Vec::new();

@@ -126,13 +126,11 @@ pub fn run(Args { full, list, pairs, names, .. }: Args) -> Outcome {
     // As it is now: a run takes long, and the source may change meanwhile.
     let taken = document::circumstances();
     let trials = chosen(&names, size)?;
-    let settings =
-        match trials.iter().all(|trial| matches!(trial.how, How::Task(_) | How::Build(_))) {
-            // They see to what they need themselves.
-            true => test::Settings::new(),
-            false => test::prepare()?,
-        };
-    let verdicts = conduct::all(&trials, &Conditions { size, pairs }, &settings)?;
+    // Tasks see to what they need themselves.
+    if trials.iter().any(|trial| matches!(trial.how, How::Tests(_) | How::Program(_))) {
+        test::prepare()?;
+    }
+    let verdicts = conduct::all(&trials, &Conditions { size, pairs })?;
     println!();
     for trial in &trials {
         if let Some(verdict) = verdicts.get(trial.number) {
@@ -144,11 +142,11 @@ pub fn run(Args { full, list, pairs, names, .. }: Args) -> Outcome {
 }
 
 /// Runs the programs in their quick size: a part of `cargo xtask test`, which no clock decides.
-pub fn programs(settings: &test::Settings) -> Outcome {
+pub fn programs() -> Outcome {
     let is_program = |trial: &&Trial| matches!(trial.how, How::Program(_));
     let trials: Vec<&Trial> = table::all().filter(is_program).collect();
     let conditions = Conditions { size: Size::Quick, pairs: None };
-    let verdicts = conduct::all(&trials, &conditions, settings)?;
+    let verdicts = conduct::all(&trials, &conditions)?;
     for trial in trials {
         let name = format!("trial {}", trial.name);
         match verdicts.get(trial.number) {

@@ -61,7 +61,7 @@ fn measured(
         &["bench", "--json", "--at", "engine", "--only", "none", "--level", level],
     );
     bench.args(["--engine", engines, "--precision", precisions, "--quality"]).arg(pairs);
-    bench.env("OP_DBUS_MODEL_DIR", test::fetch_store()?.join("models"));
+    bench.env("OP_DBUS_MODEL_DIR", test::fetch_store().join("models"));
     let report = shell::read_json(bench.stdin(Stdio::null()))?;
     let lines = report["quality"].as_array().into_iter().flatten();
     let found = lines.filter_map(|line| {

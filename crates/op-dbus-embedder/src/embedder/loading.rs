@@ -147,10 +147,7 @@ impl Loading<'_> {
         let first = engine.descriptions().into_iter().next();
         let description = first.ok_or_else(|| Error::Provider("no worker was started".into()))?;
         let served = Served {
-            model: self.model.name.clone(),
-            space: self.model.vector_space(),
-            shape: self.shape(),
-            prompts: self.model.prompts.clone(),
+            model: self.model.clone(),
             prompt: self.prompt.clone(),
             description: description.description,
             fallback_reason,

@@ -17,7 +17,6 @@ use crate::input::{Input, Inputs};
 use crate::limits;
 use crate::models::{Offered, offered};
 use crate::refusal::Refusal;
-use crate::routes::service::in_time;
 use crate::work::Work;
 
 /// A request for embeddings. What it does not know is refused, not ignored.
@@ -73,7 +72,7 @@ struct List {
     data: Vec<Datum>,
     model: String,
     usage: Usage,
-    op_dbus: Told,
+    op_dbus: Extra,
 }
 
 #[derive(Serialize)]
@@ -84,7 +83,7 @@ struct Usage {
 
 /// What OpenAI's shape has no place for; its clients pass over it.
 #[derive(Serialize)]
-struct Told {
+struct Extra {
     vector_space: String,
     dimensions: usize,
     provider: String,
@@ -120,7 +119,7 @@ fn list(embedded: Embedded, encoding: Encoding) -> List {
         data: vectors.into_iter().enumerate().map(datum).collect(),
         model,
         usage: Usage { prompt_tokens: tokens, total_tokens: tokens },
-        op_dbus: Told { vector_space: space, dimensions, provider, truncated, cached },
+        op_dbus: Extra { vector_space: space, dimensions, provider, truncated, cached },
     }
 }
 
@@ -147,9 +146,8 @@ pub async fn model(
 }
 
 async fn all(gateway: &Gateway) -> Result<Arc<Vec<Offered>>, Refusal> {
-    let time = limits::MODELS_TIME;
-    let asked = async { offered(&mut gateway.bus.lease().await?).await.map(Arc::new) };
-    in_time(time, gateway.asked.models.answer(in_time(time, asked))).await
+    let ask = async { offered(&mut gateway.bus.lease().await?).await.map(Arc::new) };
+    gateway.asked.models.answer_within(limits::MODELS_TIME, ask).await
 }
 
 #[cfg(test)]

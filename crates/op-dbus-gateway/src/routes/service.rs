@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use axum::Json;
 use axum::extract::State;
@@ -30,13 +30,12 @@ pub async fn health() -> Json<Value> {
 /// for it.
 pub async fn ready(State(gateway): State<Arc<Gateway>>) -> Result<Json<Value>, Refusal> {
     gateway.leaving.ask();
-    if gateway.leaving.has_begun() {
+    if gateway.leaving.begun.is_cancelled() {
         let message = "the gateway is about to end; send requests to another one";
         return Err(Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "shutting_down", message));
     }
-    let time = limits::READY_TIME;
-    let embeds = gateway.asked.ready.answer(in_time(time, embeds(&gateway)));
-    in_time(time, embeds).await.map_err(Refusal::not_ready)?;
+    let embeds = gateway.asked.ready.answer_within(limits::READY_TIME, embeds(&gateway));
+    embeds.await.map_err(Refusal::not_ready)?;
     Ok(Json(json!({"status": "ready"})))
 }
 
@@ -108,8 +107,7 @@ pub async fn metrics(State(gateway): State<Arc<Gateway>>) -> impl IntoResponse {
 }
 
 async fn told(gateway: &Gateway) -> Result<Arc<Told>, Refusal> {
-    let time = limits::TOLD_TIME;
-    let told = in_time(time, async {
+    let told = gateway.asked.told.answer_within(limits::TOLD_TIME, async {
         let mut lease = gateway.bus.lease().await?;
         Ok(Arc::new(Told {
             status: lease.read("GetStatus").await?,
@@ -117,15 +115,7 @@ async fn told(gateway: &Gateway) -> Result<Arc<Told>, Refusal> {
             devices: lease.devices().await?,
         }))
     });
-    in_time(time, gateway.asked.told.answer(told)).await
-}
-
-/// What takes several steps, of which each may take as long.
-pub async fn in_time<T>(
-    time: Duration,
-    steps: impl Future<Output = Result<T, Refusal>>,
-) -> Result<T, Refusal> {
-    timeout(time, steps).await.unwrap_or_else(|_| Err(Refusal::silent("the service", time)))
+    told.await
 }
 
 /// The routes, for programs.

@@ -5,13 +5,14 @@ use std::hint::black_box;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use bytes::Bytes;
 use op_dbus_api::{EmbedderProxy, Info};
 use op_dbus_daemon::service::{Options, Request, Served};
 use op_dbus_daemon::settings::Bus;
 use op_dbus_engine::CancellationToken;
 
 use super::variant::{Facts, Place};
-use crate::cli::{Bytes, Failure, Properties, Service, connect, floats};
+use crate::cli::{Failure, Properties, Service, connect, floats, mapped};
 
 /// Direct connections of one place; more clients share them. A user may have 16, and two places have some.
 const DIRECT_MAX: usize = 8;
@@ -149,7 +150,7 @@ impl Client {
         let (vectors, told) = if memfd {
             let reply = embedder.embed_to_fd(texts, Default::default()).await;
             let (fd, _, _, told) = reply.map_err(failure)?;
-            let vectors = Bytes::of(&File::from(OwnedFd::from(fd)));
+            let vectors = mapped(&File::from(OwnedFd::from(fd)));
             let vectors = vectors.map_err(|error| Failure::refused(format!("a memfd: {error}")))?;
             // A page is mapped when it is read first, which a client does.
             black_box(vectors.iter().step_by(PAGE_BYTES).fold(0, |sum, byte| sum ^ byte));

@@ -360,7 +360,7 @@ impl Bench<'_> {
         let corpus = &self.collections[row.collection].corpus;
         let rate = match rate {
             Rate::Texts(rate) => rate,
-            Rate::Percent(percent) => percent / 100.0 * self.engine_speed(row, target),
+            Rate::Percent(percent) => percent / 100.0 * self.first_speed(row, target),
         };
         let schedule = open::schedule(rate, self.plan.target, self.plan.seed + u64::from(round))?;
         let arrivals = open::run(&target.clients, corpus, schedule).await?;
@@ -372,7 +372,7 @@ impl Bench<'_> {
 
     /// Texts per second that this variant did at its first place, the engine where that is measured, in the first
     /// round: the same base in all rounds, so that the offered load is, too.
-    fn engine_speed(&self, row: &Row, target: &Target) -> f64 {
+    fn first_speed(&self, row: &Row, target: &Target) -> f64 {
         let base = self.rows.iter().find(|other| {
             matches!(other.measure, Measure::Calls(_))
                 && other.collection == row.collection

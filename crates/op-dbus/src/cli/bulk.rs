@@ -3,10 +3,10 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
-use std::ops::Deref;
 use std::os::fd::{AsFd, OwnedFd};
 
-use memmap2::{Mmap, MmapOptions};
+use bytes::Bytes;
+use memmap2::MmapOptions;
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use op_dbus_api::{EmbedderProxy, Info, option};
 use op_dbus_daemon::memfd;
@@ -37,7 +37,7 @@ pub async fn embed(
     let source = sealed(texts).map_err(Error::Memfd)?;
     let reply = embedder.embed_from_fd(Fd::from(source.as_fd()), options).await;
     let (vectors, rows, dimensions, info) = reply.map_err(Error::Call)?;
-    let vectors = Bytes::of(&File::from(OwnedFd::from(vectors))).map_err(Error::Memfd)?;
+    let vectors = mapped(&File::from(OwnedFd::from(vectors))).map_err(Error::Memfd)?;
     Ok((vectors, (rows, dimensions), info))
 }
 
@@ -53,55 +53,27 @@ fn sealed(texts: &[String]) -> io::Result<File> {
     Ok(file)
 }
 
-/// Vectors: in the memfd that they came in, mapped, or in memory of ours.
-#[derive(Debug)]
-pub struct Bytes(Held);
-
-#[derive(Debug)]
-enum Held {
-    Mapped(Mmap),
-    Own(Vec<u8>),
-}
-
-impl Bytes {
-    /// What is in a sealed memfd, without a copy.
-    ///
-    /// # Errors
-    /// When it can't be mapped, or somebody could change it.
-    pub fn of(memfd: &File) -> io::Result<Self> {
-        let seals = SealFlag::from_bits_truncate(fcntl(memfd, FcntlArg::F_GET_SEALS)?);
-        let bytes = usize::try_from(memfd.metadata()?.len()).map_err(io::Error::other)?;
-        if !seals.contains(SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_WRITE) {
-            return Err(io::Error::other("it is not sealed"));
-        }
-        if bytes == 0 {
-            return Ok(Vec::new().into());
-        }
-        // SAFETY: nobody can write to it any more, nor make it shorter, as its seals say.
-        let map = unsafe { MmapOptions::new().len(bytes).map_copy_read_only(memfd)? };
-        Ok(Self(Held::Mapped(map)))
+/// What is in a sealed memfd, without a copy.
+///
+/// # Errors
+/// When it can't be mapped, or somebody could change it.
+pub fn mapped(memfd: &File) -> io::Result<Bytes> {
+    let seals = SealFlag::from_bits_truncate(fcntl(memfd, FcntlArg::F_GET_SEALS)?);
+    let bytes = usize::try_from(memfd.metadata()?.len()).map_err(io::Error::other)?;
+    if !seals.contains(SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_WRITE) {
+        return Err(io::Error::other("it is not sealed"));
     }
-}
-
-impl From<Vec<u8>> for Bytes {
-    fn from(bytes: Vec<u8>) -> Self {
-        Self(Held::Own(bytes))
+    if bytes == 0 {
+        return Ok(Bytes::new());
     }
-}
-
-impl Deref for Bytes {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
-        match &self.0 {
-            Held::Mapped(map) => map,
-            Held::Own(bytes) => bytes,
-        }
-    }
+    // SAFETY: nobody can write to it any more, nor make it shorter, as its seals say.
+    let map = unsafe { MmapOptions::new().len(bytes).map_copy_read_only(memfd)? };
+    Ok(Bytes::from_owner(map))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
     use std::io::Read;
     use std::os::unix::fs::FileExt;
 
@@ -122,15 +94,19 @@ mod tests {
     fn vectors_are_not_copied() {
         let mut file = memfd::create(c"values").unwrap();
         file.write_all(&[1, 2, 3]).unwrap();
-        assert!(Bytes::of(&file).is_err(), "who has not sealed it may change it");
+        assert!(mapped(&file).is_err(), "who has not sealed it may change it");
         memfd::seal(&file).unwrap();
-        let bytes = Bytes::of(&file).unwrap();
+        let bytes = mapped(&file).unwrap();
         assert_eq!(*bytes, [1, 2, 3]);
-        assert!(matches!(bytes.0, Held::Mapped(_)));
+        // They begin where the memfd lies in our memory.
+        let start = format!("{:x}-", bytes.as_ptr().addr());
+        let maps = fs::read_to_string("/proc/self/maps").unwrap();
+        let is_theirs = |map: &str| map.starts_with(&start) && map.contains("memfd:values");
+        assert!(maps.lines().any(is_theirs), "{start} in {maps}");
     }
 
     #[test]
     fn none_is_none() {
-        assert!(Bytes::of(&sealed(&[]).unwrap()).unwrap().is_empty());
+        assert!(mapped(&sealed(&[]).unwrap()).unwrap().is_empty());
     }
 }

@@ -1,4 +1,4 @@
-//! The command line: one module per command, each with its `Args` and a `run`.
+//! The command line: what each command takes and does, and what several of them share.
 
 mod bulk;
 mod caller;
@@ -43,7 +43,7 @@ use tokio::runtime::{Builder, Runtime};
 
 use crate::{bench, devices, worker};
 
-pub use bulk::Bytes;
+pub use bulk::mapped;
 pub use client::{Properties, Service, connect, wait};
 pub use ending::block_on_and_clear;
 pub use failure::{
@@ -86,8 +86,9 @@ enum Command {
     Manual(manual::Args),
     #[command(hide = true)]
     Worker(worker::Args),
+    /// Tells what the machine's accelerators do (internal)
     #[command(hide = true)]
-    Devices(devices::Args),
+    Devices,
 }
 
 /// Under which heading the overview lists each command.
@@ -179,7 +180,7 @@ fn run(command: Command) -> Done {
         Command::Completions(args) => completions::run(args),
         Command::Manual(args) => manual::run(args),
         Command::Worker(args) => Ok(worker::run(args)),
-        Command::Devices(args) => Ok(devices::run(args)),
+        Command::Devices => Ok(devices::run()),
     }
 }
 

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
+use bytes::Bytes;
 use clap::ValueEnum;
 use op_dbus_api::{Info, cosine, option};
 use op_dbus_daemon::bus::encoding::Encoding;
@@ -11,7 +12,7 @@ use zbus::Variant;
 use super::cut::{Cut, Truncate};
 use super::numbers::{encodings, floats};
 use super::texts::CallLimits;
-use super::{Bytes, Failure, Properties};
+use super::{Failure, Properties};
 
 /// Texts in one call whose vectors come in its reply.
 const CALL_TEXTS_MAX: usize = 256;

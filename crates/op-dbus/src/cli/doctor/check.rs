@@ -69,9 +69,11 @@ impl Check {
         Self { state: State::Wrong, ..Self::missing(check, found, next) }
     }
 
-    /// The same by a sentence that ends in what to do.
-    pub fn told(check: &'static str, sentence: &str) -> Self {
-        let (found, next) = sentence.split_once("; ").unwrap_or((sentence, ""));
+    /// The same by a sentence that ends in what to do, or else with `otherwise`: one about another system than this
+    /// has no advice.
+    pub fn of_sentence(check: &'static str, sentence: &str, otherwise: &str) -> Self {
+        let halves = sentence.split_once("; ").filter(|(_, next)| !next.starts_with("this is "));
+        let (found, next) = halves.unwrap_or((sentence, otherwise));
         Self::wrong(check, found, next)
     }
 
@@ -117,6 +119,18 @@ impl Section {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_sentence_is_taken_apart_where_the_advice_begins() {
+        let of = |sentence: &str| Check::of_sentence("library", sentence, "set another");
+        let halves = ("cuda needs a library, which is not there", "type `pull`, or name one");
+        let told = Check::wrong("library", halves.0, halves.1);
+        assert_eq!(of(&format!("{}; {}", halves.0, halves.1)), told);
+        let elsewhere = "coreml needs macOS; this is linux-x86_64";
+        for sentence in [elsewhere, "it is damaged"] {
+            assert_eq!(of(sentence), Check::wrong("library", sentence, "set another"));
+        }
+    }
 
     #[test]
     fn the_first_failure_says_what_to_do_next() {

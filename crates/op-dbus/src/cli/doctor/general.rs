@@ -1,4 +1,4 @@
-//! What every provider needs: the model, the folders, the bus's policy, the CPU.
+//! What every provider needs, but for the folders: the model, settings that fit it, the bus's policy, the CPU.
 
 use std::fs;
 
@@ -8,7 +8,7 @@ use op_dbus_models::{Error as StoreError, Model, Store, named};
 use op_dbus_native::Isa;
 
 use super::super::config::lacking_isa;
-use super::check::Check;
+use super::check::{Check, State};
 use super::facts;
 use super::machine::Root;
 
@@ -37,24 +37,15 @@ pub fn model(loaded: &Loaded) -> (Check, Option<Model>) {
             (Check::ok("model", found), Some(model))
         }
         Err(error) => {
-            let sentence = error.to_string();
-            let (found, next) = sentence.split_once("; ").unwrap_or((&sentence, ""));
-            let next = match next {
-                "" => format!("type `op-dbus models pull {name}{}`", named(&settings.model_dir)),
-                next => next.to_owned(),
-            };
+            let pull = format!("type `op-dbus models pull {name}{}`", named(&settings.model_dir));
+            let mut check = Check::of_sentence("model", &error.to_string(), &pull);
+            if matches!(error, StoreError::NotInstalled { .. } | StoreError::NoFolder { .. }) {
+                check.state = State::Missing;
+            }
             // Of a level the line at the end tells; this one is named nowhere else.
-            let by = match (&settings.model, loaded.origins.get("model")) {
-                (Some(name), Some(origin)) => format!("model is {name} ({origin}); "),
-                _ => String::new(),
-            };
-            let found = format!("{by}{found}");
-            let check = match error {
-                StoreError::NotInstalled { .. } | StoreError::NoFolder { .. } => {
-                    Check::missing("model", found, next)
-                }
-                _ => Check::wrong("model", found, next),
-            };
+            if let (Some(name), Some(origin)) = (&settings.model, loaded.origins.get("model")) {
+                check.found = format!("model is {name} ({origin}); {}", check.found);
+            }
             (check, None)
         }
     }
@@ -68,12 +59,14 @@ pub fn fit(loaded: &Loaded, model: &Model) -> Vec<Check> {
     if let Some(expected) = expected.filter(|expected| *expected != found) {
         let (name, origin) = (model.name.clone(), loaded.origin("expect_dimensions").clone());
         let reason = Error::Dimensions { model: name, expected, origin, found }.to_string();
-        let (found, next) = reason.split_once("; ").unwrap_or((&reason, ""));
-        checks.push(Check::wrong("dimensions", found, facts::known(found).unwrap_or(next)));
+        let mut check = Check::of_sentence("dimensions", &reason, "");
+        check.next = facts::known(&check.found).map(str::to_owned).or(check.next);
+        checks.push(check);
     }
     let prompt = loaded.missing_prompt(model).or_else(|| loaded.full_prompt());
-    checks.extend(prompt.map(|sentence| Check::told("prompt", &sentence)));
-    checks.extend(loaded.short_limits().iter().map(|sentence| Check::told("limits", sentence)));
+    checks.extend(prompt.map(|sentence| Check::of_sentence("prompt", &sentence, "")));
+    let limits = loaded.short_limits();
+    checks.extend(limits.iter().map(|sentence| Check::of_sentence("limits", sentence, "")));
     checks
 }
 
@@ -119,7 +112,7 @@ pub fn cpu(loaded: &Loaded) -> Check {
         }
     }
     match (lacking_isa(loaded), loaded.settings.cpu_isa.as_str()) {
-        (Some(sentence), _) => Check::told("cpu", &sentence),
+        (Some(sentence), _) => Check::of_sentence("cpu", &sentence, ""),
         (None, "auto") => {
             let available: Vec<&str> = Isa::available().into_iter().map(Isa::as_str).collect();
             let best = Isa::best().as_str();
@@ -133,7 +126,6 @@ pub fn cpu(loaded: &Loaded) -> Check {
 mod tests {
     use op_dbus_daemon::settings::{Settings, Sources};
 
-    use super::super::check::State;
     use super::*;
 
     fn loaded(root: &std::path::Path, flags: &[(&str, &str)]) -> Loaded {

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use op_dbus_daemon::service::{self, Host};
 use op_dbus_daemon::settings::{Loaded, Provider};
 
-use super::check::Check;
+use super::check::{Check, State};
 use super::facts::{self, Facts};
 use super::loader::Loader;
 
@@ -21,7 +21,7 @@ pub fn checks(
     let host = match service::host(provider, loaded, own_graph) {
         Ok(host) => host,
         Err(missing) => {
-            checks.push(absent(&missing));
+            checks.push(Check { state: State::Missing, ..told(&missing) });
             checks.extend(opened(facts, loader));
             return checks;
         }
@@ -29,10 +29,7 @@ pub fn checks(
     let files = files_of(&host, facts);
     let listed: Vec<String> = files.iter().map(|file| file.display().to_string()).collect();
     checks.push(match (service::verify(&host, settings), files.is_empty()) {
-        (Err(damaged), _) => {
-            let (found, next) = split(&damaged);
-            Check::wrong("library", found, next)
-        }
+        (Err(damaged), _) => told(&damaged),
         (Ok(()), true) if provider == Provider::Remote => {
             Check::ok("library", "none is needed: what computes is elsewhere")
         }
@@ -73,17 +70,9 @@ fn files_of(host: &Host, facts: &Facts) -> Vec<PathBuf> {
     runtime.into_iter().chain(brings).collect()
 }
 
-fn absent(missing: &str) -> Check {
-    let (found, next) = split(missing);
-    Check::missing("library", found, next)
-}
-
-/// A sentence of the form "what is wrong; what to do" in its halves. One about another system than this has
-/// no advice.
-fn split(sentence: &str) -> (String, String) {
-    let halves = sentence.split_once("; ").filter(|(_, next)| !next.starts_with("this is "));
-    let (found, next) = halves.unwrap_or((sentence, "set execution_provider to auto"));
-    (found.to_owned(), next.to_owned())
+/// What the service says of it.
+fn told(sentence: &str) -> Check {
+    Check::of_sentence("library", sentence, "set execution_provider to auto")
 }
 
 /// What the loader does not find of what a file lists.
@@ -116,21 +105,5 @@ fn opened(facts: &Facts, loader: Option<&Loader>) -> Vec<Check> {
     match missing.is_empty() && !facts.opens.is_empty() {
         true => vec![Check::ok("needs", facts.opens.join(", "))],
         false => missing,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_sentence_is_taken_apart_where_the_advice_begins() {
-        let (found, next) =
-            split("cuda needs a library, which is not there; type `pull`, or name one");
-        assert_eq!(found, "cuda needs a library, which is not there");
-        assert_eq!(next, "type `pull`, or name one");
-        let elsewhere = "coreml needs macOS; this is linux-x86_64";
-        let advice = "set execution_provider to auto";
-        assert_eq!(split(elsewhere), (elsewhere.to_owned(), advice.to_owned()));
     }
 }
