@@ -9,6 +9,7 @@ use std::io::Write;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::thread;
 
 use futures_util::StreamExt;
 use nix::fcntl::{FcntlArg, OFlag, SealFlag, fcntl};
@@ -19,6 +20,7 @@ use op_dbus_api::{ErrorName, Info};
 use zbus::message::Flags;
 use zbus::{Fd, Message, MessageStream, Variant};
 
+use crate::direct::hostile::clogged;
 use crate::harness::client::{Client, Options, call, refused};
 use crate::harness::command::cli;
 use crate::harness::daemon::Setup;
@@ -37,6 +39,7 @@ tests! {
     a_sealed_memfd_is_read_and_answered_in_one: [Bus],
     hostile_descriptors_are_refused: [Bus],
     what_nothing_takes_is_refused: [Bus],
+    descriptors_whose_closing_hangs_hold_up_nobody: [Bus],
     files_without_a_size_are_read_to_their_end: [Bus],
     a_caller_that_leaves_ends_its_streams: [Bus],
     a_small_queue_takes_any_number_of_texts: [Bus],
@@ -179,6 +182,34 @@ async fn what_nothing_takes_is_refused() -> Outcome {
     eventually("an end of each call", all_are_counted).await?;
     assert_eq!(client.failures("invalid-argument").await?, 102);
     assert_eq!(client.counter("texts").await?, 1, "of calls that want no reply");
+    daemon.stop().await
+}
+
+/// Of calls that the service refuses, that zbus refuses, and of one that takes a descriptor: more of each than the service
+/// has threads.
+async fn descriptors_whose_closing_hangs_hold_up_nobody() -> Outcome {
+    let (bus, _setup, daemon) = Setup::sim()?.alone().await?;
+    let hostile = bus.connect().await?;
+    let one = call("Embed").build(&"one")?;
+    let source = call("EmbedFromFd").build(&(0_u32, Options::new()))?;
+    let other = call("Embed").build(&1_u32)?;
+    let calls = [("Embed", &one, "s"), ("Embed", &other, "u"), ("EmbedFromFd", &source, "ha{sv}")];
+    let mut peers = Vec::new();
+    for (method, like, signature) in calls.repeat(thread::available_parallelism()?.get().max(4)) {
+        let (socket, peer) = clogged()?;
+        let descriptors = vec![OwnedFd::from(socket).into()];
+        // SAFETY: the bytes are of a body that is laid out by the signature.
+        let call =
+            unsafe { call(method).build_raw_body(like.body().data(), signature, descriptors)? };
+        hostile.send(&call).await?;
+        // The bus has let it go by the time the service does.
+        drop(call);
+        peers.push(peer);
+    }
+    for _ in 0..100 {
+        within("an answer", daemon.client().embedder.embed("one")).await??;
+    }
+    drop(peers);
     daemon.stop().await
 }
 

@@ -193,7 +193,7 @@ async fn who_never_reads_is_held_back() -> Outcome {
 }
 
 /// A socket whose last holder waits in `close` for a peer that never reads.
-fn clogged() -> Outcome<(TcpStream, TcpStream)> {
+pub fn clogged() -> Outcome<(TcpStream, TcpStream)> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let mut socket = TcpStream::connect(listener.local_addr()?)?;
     let (peer, _) = listener.accept()?;

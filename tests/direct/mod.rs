@@ -1,6 +1,6 @@
 //! Direct connections: the same service past the bus, for who opened them and as long as they are there.
 
-mod hostile;
+pub mod hostile;
 mod room;
 
 use std::fs;

@@ -17,7 +17,7 @@ use tracing::{error, info, warn};
 use zbus::Connection;
 use zbus::fdo::RequestNameFlags;
 
-use crate::bus::{self, Objects};
+use crate::bus::Objects;
 use crate::devices::Reader;
 use crate::notify;
 use crate::service::{self, Means, Service, reached, start_time_max};
@@ -169,7 +169,7 @@ async fn appear(
 }
 
 async fn connect(bus: &Bus, objects: &Objects) -> Result<Connection, Fatal> {
-    let connected = async { objects.serve(bus::builder(bus).await?).build().await };
+    let connected = async { objects.connect(bus).await?.build().await };
     match timeout(CONNECT_TIME, connected).await {
         Ok(built) => built.map_err(|source| Fatal::Bus { bus: bus.clone(), source }),
         Err(_) => Err(Fatal::Silent { bus: bus.clone() }),

@@ -18,6 +18,7 @@ use zbus::message::{Flags, Header};
 
 use super::bulk::{Budget, in_time, while_wanted};
 use super::caller::{Caller, Callers};
+use super::descriptors::Descriptors;
 use super::direct::Direct;
 use super::jobs::Jobs;
 use super::pulse::{Pulse, Refusal};
@@ -45,6 +46,8 @@ pub struct Calls {
     pub jobs: Option<Arc<Jobs>>,
     /// Whether replies leave over the bus.
     pub pulse: Arc<Pulse>,
+    /// What came with their messages; nothing on a direct connection, which has threads that may hang.
+    pub descriptors: Arc<Descriptors>,
     /// Who calls.
     pub callers: Arc<Callers>,
     /// Texts that were cut where no reply says so.
@@ -72,12 +75,14 @@ impl Calls {
         let budget = Arc::new(Budget::of(memory, descriptors));
         let (pulse, cut_told) = (Arc::new(Pulse::of(memory)), OncePerUserAndMinute::default());
         let is_of_session = service.now().settings().bus == Bus::Session;
-        Self { service, budget, direct, jobs, pulse, callers, cut_told, is_of_session }
+        let descriptors = Arc::default();
+        Self { service, budget, direct, jobs, pulse, descriptors, callers, cut_told, is_of_session }
     }
 
     /// The same service and budget for `callers` on a direct connection.
     pub fn on_direct(&self, callers: Arc<Callers>) -> Self {
-        Self { direct: None, jobs: None, callers, ..self.clone() }
+        let descriptors = Arc::default();
+        Self { direct: None, jobs: None, descriptors, callers, ..self.clone() }
     }
 
     /// Runs a method's work for its caller: a panic in there becomes an error reply, where zbus

@@ -5,6 +5,7 @@ mod bulk;
 mod caller;
 mod calls;
 mod changes;
+mod descriptors;
 mod direct;
 mod embedder;
 pub mod encoding;
@@ -35,11 +36,11 @@ use zbus::connection::Builder;
 
 use crate::devices::Reader;
 use crate::service::Service;
+use crate::settings::Bus;
 use calls::Calls;
 use changes::Told;
 use embedder::Embedder;
 use manager::Manager;
-pub use socket::builder;
 
 /// Version of the service.
 const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -57,6 +58,14 @@ impl Objects {
         let told = Arc::default();
         let calls = Calls::new(service, Arc::default());
         Self { calls, devices, told }
+    }
+
+    /// The objects on a connection to `bus`, not made yet.
+    ///
+    /// # Errors
+    /// The bus can't be connected to.
+    pub async fn connect(&self, bus: &Bus) -> zbus::Result<Builder<'static>> {
+        Ok(self.serve(socket::builder(bus, &self.calls.descriptors).await?))
     }
 
     /// Puts the objects on the connection that `builder` makes, which then listens for calls before

@@ -1,4 +1,5 @@
-//! Our end of the connection to the bus, which ends a connection that sends a message beyond its limit.
+//! Our end of the connection to the bus, which ends a connection that sends a message beyond its limit. What came with
+//! a message is held here, and zbus has stubs.
 
 use std::io;
 use std::mem::{self, MaybeUninit};
@@ -20,6 +21,7 @@ use zbus::export::async_trait::async_trait;
 use zbus::message::Type;
 use zbus::{Address, Message};
 
+use super::descriptors::Descriptors;
 use super::wire;
 use crate::settings::Bus;
 
@@ -37,11 +39,11 @@ const TRY_AGAIN: Duration = Duration::from_millis(20);
 ///
 /// # Errors
 /// The socket can't be connected to.
-pub async fn builder(bus: &Bus) -> zbus::Result<Builder<'static>> {
+pub async fn builder(bus: &Bus, descriptors: &Arc<Descriptors>) -> zbus::Result<Builder<'static>> {
     let Some(address) = bus.address() else { return Ok(bus.builder()) };
     let Some(socket) = socket_of(&address)? else { return Ok(bus.builder()) };
     match connect(socket).await {
-        Ok(stream) => Ok(Builder::socket(Socket(stream))),
+        Ok(stream) => Ok(Builder::socket(Socket(stream, descriptors.clone()))),
         Err(error) => Err(zbus::Error::Connection(Arc::new(error), Box::new(address))),
     }
 }
@@ -68,8 +70,8 @@ async fn connect(socket: SocketAddr) -> io::Result<UnixStream> {
     }
 }
 
-/// Both halves of it.
-struct Socket(UnixStream);
+/// Both halves of it, and what holds descriptors.
+struct Socket(UnixStream, Arc<Descriptors>);
 
 impl zbus::connection::Socket for Socket {
     type ReadHalf = Reader;
@@ -77,7 +79,7 @@ impl zbus::connection::Socket for Socket {
 
     fn split(self) -> Split<Reader, Writer> {
         let stream = Arc::new(self.0);
-        Split::new(Reader::new(stream.clone()), Writer(stream))
+        Split::new(Reader::new(stream.clone(), self.1), Writer(stream))
     }
 }
 
@@ -91,14 +93,17 @@ struct Reader {
     /// What came with that, for the message of its last byte: the kernel reads no further than what descriptors were
     /// sent with, and a bus sends a message that has some by itself. Before it there may be others that have none.
     descriptors: Vec<OwnedFd>,
+    /// What holds them.
+    held: Arc<Descriptors>,
     /// For descriptors to come in.
     space: Box<[MaybeUninit<u8>]>,
 }
 
 impl Reader {
-    fn new(stream: Arc<UnixStream>) -> Self {
+    fn new(stream: Arc<UnixStream>, held: Arc<Descriptors>) -> Self {
         let space = Box::new_uninit_slice(rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX)));
-        Self { stream, buffer: vec![0; READ_BYTES], ahead: 0..0, descriptors: Vec::new(), space }
+        let buffer = vec![0; READ_BYTES];
+        Self { stream, buffer, ahead: 0..0, descriptors: Vec::new(), held, space }
     }
 }
 
@@ -109,11 +114,12 @@ impl ReadHalf for Reader {
         if self.ahead.is_empty() && buffer.len() >= self.buffer.len() {
             // The rest of one message, and nothing behind it.
             let received = wire::receive(&self.stream, buffer, &mut self.space).await?;
-            return Ok((received.bytes, received.descriptors));
+            return Ok((received.bytes, self.held.hold(received.descriptors)));
         }
         if self.ahead.is_empty() {
             let received = wire::receive(&self.stream, &mut self.buffer, &mut self.space).await?;
-            (self.ahead, self.descriptors) = (0..received.bytes, received.descriptors);
+            self.ahead = 0..received.bytes;
+            self.descriptors = self.held.hold(received.descriptors);
         }
         let length = buffer.len().min(self.ahead.len());
         let end = self.ahead.start + length;

@@ -62,7 +62,7 @@ impl Engine {
         if is_small(&texts) {
             return look(&inner.preparer.tokenizer, 0, &texts, one, || true);
         }
-        let tokens = tokens_of_memory(texts.iter().map(String::len).sum());
+        let tokens = tokens_of_memory(texts.iter().map(String::len).sum()).max(texts.len());
         let claim = Claim { work: 0, ..Claim::new(uid, tokens, Priority::Bulk) };
         let permit = self.admit(claim, None, None)?.of_a_look();
         let line = inner.door.line(uid);

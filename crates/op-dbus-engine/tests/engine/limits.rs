@@ -153,6 +153,9 @@ async fn who_counts_tokens_of_long_texts_has_a_quota_as_well() {
     let error = engine.count_tokens(1, texts(most + 32)).await.unwrap_err();
     let excess = Excess::QuotaTokens;
     assert_eq!(error, Error::TooLarge { excess, found: (1 << 10) + 1, limit: 1 << 10 });
+    // Each takes memory while it waits, whatever it has.
+    let error = engine.count_tokens(1, vec![String::new(); (1 << 10) + 1]).await.unwrap_err();
+    assert_eq!(error, Error::TooLarge { excess, found: (1 << 10) + 1, limit: 1 << 10 });
     // Beside a call of the same user that is under way it is one too many.
     let running = gate.begin(call(1, &["running"]));
     tokio::task::yield_now().await;

@@ -34,9 +34,11 @@ pub const TRIALS: &[Trial] = &[
         name: "hostile-descriptors",
         promise: "no descriptor hangs, kills or fools the service",
         bar: "unsealed, shrinking, sparse, directory, socket, write-only: each refused by name; endless and \
-              silent: each ended",
+              silent: each ended; more that hang when they are closed than there are threads: the next 100 \
+              calls are answered",
         how: How::Tests(&[
             "bulk::hostile_descriptors_are_refused",
+            "bulk::descriptors_whose_closing_hangs_hold_up_nobody",
             "bulk::pipes::a_pipe_that_never_ends_is_ended",
             "bulk::pipes::a_silent_pipe_is_ended",
         ]),

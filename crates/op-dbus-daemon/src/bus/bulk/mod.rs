@@ -128,7 +128,8 @@ impl Calls {
         let place = self.budget.place(caller.uid, Work::Stream)?;
         let silence_max = self.silence_max();
         let opened = async {
-            let opened = timeout(silence_max, Source::open(fd, place)).await;
+            let source = Source::open(self.descriptors.take(fd), place);
+            let opened = timeout(silence_max, source).await;
             opened.unwrap_or_else(|_| Err(silent(silence_max)))
         };
         let what =

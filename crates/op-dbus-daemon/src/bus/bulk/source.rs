@@ -4,19 +4,19 @@
 
 use std::fs::File;
 use std::io::{self, Read};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 
+use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, SealFlag, SpliceFFlags, fcntl, splice};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::stat::{FileStat, SFlag, fstat};
 use nix::sys::statfs::{FsType, fstatfs};
 use nix::unistd::pipe2;
 use op_dbus_api::{Error, ErrorName, INPUT_BYTES_MAX};
-use tokio::io::Interest;
-use tokio::io::unix::AsyncFd;
 use tokio::sync::{mpsc, oneshot};
 
 use super::budget::Place;
@@ -31,28 +31,16 @@ const SYSFS: FsType = FsType(0x6265_6572);
 /// Where texts come from.
 #[derive(Debug)]
 pub struct Source {
-    kind: Kind,
+    /// What its thread has read.
+    pieces: Pieces,
     bytes: u64,
     read: u64,
-    /// Dropped last: what is read is closed by then.
+    /// Tells the thread by its end that nobody wants more.
+    _wanted: OwnedFd,
     place: Arc<Place>,
 }
 
-#[derive(Debug)]
-enum Kind {
-    /// A file or a memfd, read by the thread that looked at it.
-    File(mpsc::Receiver<io::Result<Vec<u8>>>),
-    Pipe(Pipe),
-}
-
-/// A caller's pipe. Its flags are the caller's too, so it can't be made non-blocking: what it holds is
-/// moved into a pipe of our own, without waiting.
-#[derive(Debug)]
-struct Pipe {
-    theirs: AsyncFd<OwnedFd>,
-    moved_in: OwnedFd,
-    moved_out: File,
-}
+type Pieces = mpsc::Receiver<io::Result<Vec<u8>>>;
 
 /// What a look at a descriptor found.
 enum Found {
@@ -65,9 +53,10 @@ impl Source {
     /// Looks at `fd` and starts reading: files and memfds from their start, whatever their position.
     /// Has to be called within a Tokio runtime. May take as long as the file system does.
     ///
-    /// Whatever a file system may leave unanswered is asked by a thread of the source's own, so that it
-    /// holds up nothing else: looking, reading and closing. The thread has the stream's place as well: it
-    /// may outlive the call, until the file system answers. Nor is the call over when all is read.
+    /// Whatever a file system, or who writes into a pipe, may leave unanswered is asked by a thread of the
+    /// source's own, so that it holds up nothing else: looking, reading and closing. The thread has the
+    /// stream's place as well: it may outlive the call, until there is an answer. Nor is the call over when
+    /// all is read.
     ///
     /// # Errors
     /// `InvalidArgument` for what can't be read or is neither file, sealed memfd nor pipe;
@@ -77,38 +66,32 @@ impl Source {
         let place_of_thread = place.clone();
         let (tell, told) = oneshot::channel();
         let (sender, pieces) = mpsc::channel(PIECES_AHEAD);
-        let work = move || match look(&fd) {
-            Ok(Found::File(end)) => {
-                let file = File::from(fd);
-                if tell.send(Ok((end.unwrap_or(0), None))).is_ok() {
-                    read(&file, end, &sender);
+        let (end, wanted) = pipe2(OFlag::O_CLOEXEC).map_err(|errno| unreadable(&errno.into()))?;
+        let work = move || {
+            match look(&fd) {
+                Ok(found) => {
+                    let bytes = if let Found::File(Some(end)) = found { end } else { 0 };
+                    let file = File::from(fd);
+                    // Where nobody waits for it any more nothing is read.
+                    if tell.send(Ok(bytes)).is_ok() {
+                        found.read(&file, &end, &sender);
+                    }
+                    drop(file);
                 }
-                // Closed before its place is free, and that before the end is told.
-                drop(file);
-                drop(place_of_thread);
-                drop(sender);
+                Err(error) => {
+                    drop(fd);
+                    let _ = tell.send(Err(error));
+                }
             }
-            // It is waited for elsewhere. Where nobody waits any more it is dropped.
-            Ok(Found::Pipe) => {
-                // As above.
-                drop(place_of_thread);
-                let _ = tell.send(Ok((0, Some(fd))));
-            }
-            Err(error) => {
-                drop(fd);
-                drop(place_of_thread);
-                let _ = tell.send(Err(error));
-            }
+            // It is closed before its place is free, and that before the end is told.
+            drop(place_of_thread);
+            drop(sender);
         };
         let thread = std::thread::Builder::new().name("bulk-source".into());
         thread.spawn(work).map_err(|error| unreadable(&error))?;
         let gone = |_| unreadable(&io::Error::other("its thread has ended"));
-        let (bytes, pipe) = told.await.map_err(gone)??;
-        let kind = match pipe {
-            None => Kind::File(pieces),
-            Some(fd) => Kind::Pipe(Pipe::new(fd).map_err(|error| unreadable(&error))?),
-        };
-        Ok(Self { kind, bytes, read: 0, place })
+        let bytes = told.await.map_err(gone)??;
+        Ok(Self { pieces, bytes, read: 0, _wanted: wanted, place })
     }
 
     /// The stream's place, for who ends later than its source.
@@ -126,10 +109,7 @@ impl Source {
     /// # Errors
     /// `InvalidArgument` when it can't be read or got shorter; `TooLarge`.
     pub async fn next(&mut self) -> Result<Option<Vec<u8>>, Error> {
-        let piece = match &mut self.kind {
-            Kind::File(pieces) => pieces.recv().await.transpose(),
-            Kind::Pipe(pipe) => pipe.next().await,
-        };
+        let piece = self.pieces.recv().await.transpose();
         let piece = piece.map_err(|error| unreadable(&error))?;
         self.read += piece.as_ref().map_or(0, |piece| piece.len() as u64);
         check_size(self.read)?;
@@ -201,6 +181,21 @@ fn check_size(bytes: u64) -> Result<(), Error> {
     Err(Error::new(ErrorName::TooLarge, message))
 }
 
+impl Found {
+    /// Reads it to its end, or until nobody wants more, as `end` tells.
+    fn read(self, file: &File, end: &OwnedFd, pieces: &mpsc::Sender<io::Result<Vec<u8>>>) {
+        match self {
+            Self::File(size) => read(file, size, pieces),
+            Self::Pipe => {
+                if let Err(error) = read_pipe(file, end, pieces) {
+                    // Nobody listens when the call has ended.
+                    let _ = pieces.blocking_send(Err(error));
+                }
+            }
+        }
+    }
+}
+
 /// Reads up to `end`, or until nothing comes. Ends with the receiver, at its next piece.
 fn read(file: &File, end: Option<u64>, pieces: &mpsc::Sender<io::Result<Vec<u8>>>) {
     let mut at = 0;
@@ -233,30 +228,44 @@ fn read_at(file: &File, at: u64, end: Option<u64>) -> io::Result<Vec<u8>> {
     Ok(piece)
 }
 
-impl Pipe {
-    fn new(fd: OwnedFd) -> io::Result<Self> {
-        let (moved_out, moved_in) = pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK)?;
-        // SAFETY: an `OwnedFd` is the same open file until it is dropped, and the `AsyncFd`, which
-        // owns it, is the only one that can drop it.
-        let theirs = unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE)? };
-        Ok(Self { theirs, moved_in, moved_out: File::from(moved_out) })
-    }
-
-    async fn next(&mut self) -> io::Result<Option<Vec<u8>>> {
-        let Self { theirs, moved_in, moved_out } = self;
-        let moved = theirs.async_io(Interest::READABLE, |theirs| {
-            let flags = SpliceFFlags::SPLICE_F_NONBLOCK | SpliceFFlags::SPLICE_F_MOVE;
-            Ok(splice(theirs, None, &*moved_in, None, PIECE_BYTES, flags)?)
-        });
-        let moved = moved.await?;
+/// Reads a caller's pipe. Its flags are the caller's too, so it can't be made non-blocking, and who else reads it may
+/// be faster: what it holds is moved into a pipe of our own, without waiting for more.
+fn read_pipe(
+    theirs: &File,
+    end: &OwnedFd,
+    pieces: &mpsc::Sender<io::Result<Vec<u8>>>,
+) -> io::Result<()> {
+    let (moved_out, moved_in) = pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK)?;
+    let mut moved_out = File::from(moved_out);
+    loop {
+        let mut either = [PollFd::new(theirs.as_fd(), PollFlags::POLLIN), hangs_up(end)];
+        match poll(&mut either, PollTimeout::NONE) {
+            Err(Errno::EINTR) => continue,
+            result => result?,
+        };
+        if either[1].any() == Some(true) {
+            return Ok(());
+        }
+        let flags = SpliceFFlags::SPLICE_F_NONBLOCK | SpliceFFlags::SPLICE_F_MOVE;
+        let moved = match splice(theirs, None, &moved_in, None, PIECE_BYTES, flags) {
+            Err(Errno::EAGAIN | Errno::EINTR) => continue,
+            moved => moved?,
+        };
         if moved == 0 {
-            return Ok(None);
+            return Ok(());
         }
         let mut piece = vec![0; moved];
         // It is all there, and nobody else reads.
         moved_out.read_exact(&mut piece)?;
-        Ok(Some(piece))
+        if pieces.blocking_send(Ok(piece)).is_err() {
+            return Ok(());
+        }
     }
+}
+
+/// Whether nobody can write into our own pipe any more.
+fn hangs_up(end: &OwnedFd) -> PollFd<'_> {
+    PollFd::new(end.as_fd(), PollFlags::empty())
 }
 
 const WANTED: &str = "give a file, a sealed memfd or a pipe";

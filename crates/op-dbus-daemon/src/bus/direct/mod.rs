@@ -113,6 +113,8 @@ impl Line {
             }
         };
         let mut over = std::pin::pin!(over);
+        // Before anybody can ask for properties, so that no change behind their answer counts as told.
+        let nothing = Arc::new(Told::new(&self.calls.service));
         let connection = tokio::select! {
             connection = self.connect() => connection,
             () = &mut over => None,
@@ -120,7 +122,6 @@ impl Line {
         };
         if let Some(connection) = connection {
             let service = self.calls.service.clone();
-            let nothing = Arc::new(Told::new(&service));
             let changes = changes::follow(service, connection.clone(), nothing, false);
             let drains = tokio::select! {
                 () = connection.closed() => false,

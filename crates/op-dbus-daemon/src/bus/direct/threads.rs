@@ -1,6 +1,6 @@
 //! The threads that read and write direct connections: two for each user that has some. A peer may send
 //! descriptors whose very closing hangs, as a socket that lingers or a file system that does not answer has
-//! it, and that is to hold up nobody else. On the bus that is the bus's own to bear.
+//! it, and that is to hold up nobody else. What comes over the bus `bus/descriptors.rs` closes.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;

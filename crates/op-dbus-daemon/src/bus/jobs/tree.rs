@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 
+use op_dbus_api::ErrorName;
 use op_dbus_api::{JOB_INTERFACE, JOBS_PATH, ROOT_PATH};
 use zbus::message::Header;
 use zbus::object_server::{Interface, SignalEmitter};
@@ -89,10 +90,13 @@ pub fn document(interfaces: &str, children: &[&str]) -> String {
 /// The user who calls.
 ///
 /// # Errors
-/// `AccessDenied` when the bus does not tell.
+/// `AccessDenied` when the bus does not tell, `LimitsExceeded` while it answers nothing.
 pub async fn own(calls: &Calls, connection: &Connection, header: &Header<'_>) -> fdo::Result<u32> {
     let caller = calls.callers.enter(connection, header).await;
-    let caller = caller.map_err(|error| fdo::Error::AccessDenied(error.message().to_owned()))?;
+    let caller = caller.map_err(|error| match error.name() {
+        ErrorName::Overloaded => fdo::Error::LimitsExceeded(error.message().to_owned()),
+        _ => fdo::Error::AccessDenied(error.message().to_owned()),
+    })?;
     Ok(caller.uid)
 }
 

@@ -3,6 +3,7 @@
 use std::array;
 use std::io::{PipeReader, pipe};
 use std::os::fd::AsFd;
+use std::sync::LazyLock;
 
 use futures_util::{FutureExt, StreamExt};
 use nix::sys::stat::fstat;
@@ -12,10 +13,13 @@ use zbus::{Fd, Guid, MessageStream};
 
 use super::*;
 
+/// What holds the descriptors of all connections here.
+static HELD: LazyLock<Arc<Descriptors>> = LazyLock::new(Arc::default);
+
 /// What reads, and the bus's end.
 fn ends() -> (Reader, UnixStream) {
     let (ours, theirs) = UnixStream::pair().unwrap();
-    (Reader::new(Arc::new(ours)), theirs)
+    (Reader::new(Arc::new(ours), HELD.clone()), theirs)
 }
 
 async fn next(reader: &mut Reader) -> zbus::Result<Message> {
@@ -33,9 +37,11 @@ fn with(sent: &PipeReader, bytes: usize) -> Message {
     Message::signal("/", "a.b", "D").build(&body).unwrap()
 }
 
-/// What the descriptors of a message lead to.
+/// What the descriptors of a message lead to, or what its stubs stand for.
 fn descriptors(message: &Message) -> Vec<u64> {
-    message.data().fds().iter().map(|fd| fstat(fd).unwrap().st_ino).collect()
+    let copy = |fd: &Fd<'_>| fd.as_fd().try_clone_to_owned().unwrap();
+    let fds = message.data().fds().iter().map(copy);
+    fds.map(|fd| fstat(HELD.take(fd)).unwrap().st_ino).collect()
 }
 
 fn assert_same(received: &Message, sent: &Message) {
@@ -163,7 +169,7 @@ async fn a_bus_that_goes_within_a_message_is_told() {
 async fn a_connection_is_made_over_it() {
     let (ours, theirs) = UnixStream::pair().unwrap();
     let theirs = Builder::unix_stream(theirs.into_std().unwrap()).server(Guid::generate()).p2p();
-    let ours = Builder::socket(Socket(ours)).p2p();
+    let ours = Builder::socket(Socket(ours, HELD.clone())).p2p();
     let (ours, theirs) = tokio::try_join!(ours.build(), theirs.build()).unwrap();
     let mut received = MessageStream::from(&ours);
     let (sent, _) = pipe().unwrap();

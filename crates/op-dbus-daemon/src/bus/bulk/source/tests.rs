@@ -44,7 +44,8 @@ async fn a_file_that_gets_shorter_is_an_error_and_one_that_grows_is_not_followed
         let file = named.as_file().try_clone().unwrap();
         let (sender, pieces) = mpsc::channel(PIECES_AHEAD);
         std::thread::spawn(move || read(&file, Some(bytes), &sender));
-        Source { kind: Kind::File(pieces), bytes, read: 0, place: Arc::new(place()) }
+        let wanted = pipe2(OFlag::O_CLOEXEC).unwrap().1;
+        Source { pieces, bytes, read: 0, _wanted: wanted, place: Arc::new(place()) }
     };
     let error = all(&mut reader(4 * PIECE_BYTES as u64)).await.unwrap_err();
     assert!(error.message().contains("ends at byte 196608"), "{error}");
