@@ -1,8 +1,8 @@
 //! Calls that outlive their provider: made once more on the one that takes its place.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::sync::{Arc, PoisonError};
+use std::time::{Duration, Instant};
 
 use op_dbus_engine::{CancellationToken, Error as EngineError, Reply};
 use tokio::sync::{SemaphorePermit, TryAcquireError};
@@ -14,6 +14,9 @@ use super::{Error, Service, until};
 /// KiB of inputs that wait for another provider, of all calls together: no queue counts them
 /// meanwhile. A call beyond is told at once that its provider has failed.
 pub(super) const HELD_KIB_MAX: usize = 64 << 10;
+
+/// A provider is taken back for a call that others lose as well no more often than this.
+const ACQUITTED_AGAIN: Duration = Duration::from_secs(60);
 
 impl Service {
     /// Embeds on `served`. If its provider fails for good meanwhile, and another one takes its place, the
@@ -65,7 +68,17 @@ impl Service {
 
     /// Has `suspect` serve again, whose workers were lost with a call that those of `next` are lost with as
     /// well: what that call has is to blame, and everybody else is better off where they were.
+    ///
+    /// Where another provider comes behind these, not so soon after the last time: then both lose calls that have
+    /// nothing, and that one is to be tried.
     fn acquit(&self, suspect: Arc<Served>, next: Arc<Served>) {
+        let mut acquitted = suspect.acquitted.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_soon =
+            acquitted.replace(Instant::now()).is_some_and(|at| at.elapsed() < ACQUITTED_AGAIN);
+        drop(acquitted);
+        if is_soon && self.now().may_have_successor(&next) {
+            return;
+        }
         info!(
             model = suspect.model,
             "{} is taken back: a call that its workers were lost with loses those of {}, too",

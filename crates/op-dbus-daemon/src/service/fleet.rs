@@ -88,11 +88,15 @@ impl Purpose<'_> {
             }
             Self::AsAsked(_) => providers.truncate(1),
             // One that can be loaded and then loses what it computes would be taken again, and callers have waited
-            // for one that is silent.
+            // for one that is silent. Those before it were left not long ago: they are the last to be tried.
             Self::InsteadOf(failed) => {
                 before = Some(Before { record: failed.record.clone(), may_go: true });
                 if let Some(why) = failed.engine.in_vain() {
+                    let own = providers.iter().position(|provider| failed.is_on(*provider));
+                    providers.rotate_left(own.unwrap_or(0));
                     providers.retain(|provider| !failed.is_on(*provider));
+                    refusals
+                        .extend(Some(failed.fallback_reason.clone()).filter(|it| !it.is_empty()));
                     refusals.push(format!("{} {why}", failed.provider));
                 }
             }

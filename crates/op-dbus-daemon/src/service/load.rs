@@ -115,7 +115,10 @@ pub(super) fn load(
                          has this one by now"
                     );
                 }
-                let reason = if are_told { refusals.join("; ") } else { String::new() };
+                // Who has what was asked for first misses nothing.
+                let is_first = provider::candidates(settings).first() == Some(&provider);
+                let is_told = are_told && !is_first;
+                let reason = if is_told { refusals.join("; ") } else { String::new() };
                 return served(choice, draft, started, reason);
             }
             // The next one may do.
@@ -330,6 +333,7 @@ fn served(
         engine_name: first.engine,
         isa: first.isa,
         is_last: AtomicBool::new(false),
+        acquitted: Mutex::default(),
         costs,
         engine,
     })

@@ -83,6 +83,8 @@ pub struct Served {
     pub isa: String,
     /// Set once its provider has failed and no other was found: nobody waits for one any more.
     pub(super) is_last: AtomicBool,
+    /// When its workers' losses were last laid to a call.
+    pub(super) acquitted: Mutex<Option<Instant>>,
     /// Where it is kept what batches cost on each device; empty where there is no choice of devices.
     pub(super) costs: Vec<Place>,
     /// What computes.

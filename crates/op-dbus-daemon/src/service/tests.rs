@@ -1,5 +1,6 @@
 //! The service without a bus: shared loads, warm switches, retries after a failure, provider choice.
 
+mod chain;
 mod changes;
 mod failures;
 mod guilt;

@@ -60,7 +60,8 @@ pub(super) fn service_with(
     let library = root.path().join("ggml.so").display().to_string();
     let file = root.path().join("etc/op-dbus/config.toml");
     std::fs::create_dir_all(file.parent().unwrap()).unwrap();
-    std::fs::write(&file, format!("[providers.ggml]\nlibrary = \"{library}\"\n")).unwrap();
+    let of = |provider| format!("[providers.{provider}]\nlibrary = \"{library}\"\n");
+    std::fs::write(&file, ["ggml", "webgpu"].map(of).concat()).unwrap();
     let flags = [
         ("cpu_engine", "native"),
         ("model", "tiny"),
