@@ -8,12 +8,15 @@ use tokio::net::{TcpStream, UnixStream};
 use super::Stage;
 use crate::harness::daemon::Setup;
 use crate::harness::gateway::{Gateway, command};
+use crate::harness::process::send;
 use crate::harness::registry::tests;
 use crate::harness::{Outcome, eventually, within};
 
 tests! {
     bytes_behind_a_body_hide_no_client_that_leaves: [Bus, Curl],
     bytes_behind_a_body_do_no_harm_to_who_stays: [Bus, Curl],
+    who_closes_only_its_sending_side_is_answered: [Bus, Curl],
+    who_asks_for_work_and_closes_its_sending_side_has_left: [Bus, Curl],
 }
 
 /// A request to embed a text, with something behind it that is no request yet.
@@ -91,4 +94,51 @@ async fn answered(stream: &mut TcpStream) -> Outcome {
     .await??;
     assert!(said.starts_with(b"HTTP/1.1 200 "), "{}", String::from_utf8_lossy(&said));
     Ok(())
+}
+
+/// What is said to this request by a client that closes its sending side before the gateway has seen any of it.
+async fn said_to_half(gateway: &Gateway, request: &str) -> Outcome<String> {
+    let pid = gateway.process.pid();
+    send(Signal::SIGSTOP, pid).await?;
+    let mut client = connect(gateway).await?;
+    client.write_all(request.as_bytes()).await?;
+    client.shutdown().await?;
+    send(Signal::SIGCONT, pid).await?;
+    let mut said = String::new();
+    // The connection ends by itself.
+    within("the end of a connection", client.read_to_string(&mut said)).await??;
+    Ok(said)
+}
+
+async fn who_closes_only_its_sending_side_is_answered() -> Outcome {
+    let stage = Stage::sim().await?;
+    let get = |path: &str| format!("GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n");
+    for (path, status, words) in [
+        ("/health", 200, "alive"),
+        ("/nowhere", 404, "no route"),
+        ("/status", 200, "statistics"),
+        ("/v1/models", 200, "default"),
+        ("/metrics", 200, "op_dbus_up"),
+    ] {
+        let said = said_to_half(&stage.gateway, &get(path)).await?;
+        assert!(said.starts_with(&format!("HTTP/1.1 {status} ")), "{path}: {said:?}");
+        assert!(said.contains(words), "{path}: {said}");
+    }
+    // One behind the other.
+    let said = said_to_half(&stage.gateway, &get("/health").repeat(2)).await?;
+    assert_eq!(said.matches("alive").count(), 2, "{said}");
+    let counted = "op_dbus_http_request_seconds_count{route=\"/health\",status=\"200\"} 3";
+    told(&stage.gateway, counted).await?;
+    stage.end().await.map(drop)
+}
+
+async fn who_asks_for_work_and_closes_its_sending_side_has_left() -> Outcome {
+    let stage = Stage::sim().await?;
+    stage.daemon.signal_workers(Signal::SIGSTOP).await?;
+    assert_eq!(said_to_half(&stage.gateway, &request("")).await?, "");
+    let left = "op_dbus_http_request_seconds_count{route=\"/embed\",status=\"499\"} 1";
+    told(&stage.gateway, left).await?;
+    told(&stage.gateway, "op_dbus_http_requests_in_flight 0").await?;
+    stage.daemon.signal_workers(Signal::SIGCONT).await?;
+    stage.end().await.map(drop)
 }

@@ -20,6 +20,8 @@ tests! {
     models_are_found_by_their_names: [Bus, Curl],
     a_model_that_is_named_is_not_replaced_by_a_later_services: [Bus, Curl],
     a_model_that_is_being_loaded_is_not_unknown: [Bus, Curl],
+    a_level_that_is_not_installed_is_told_as_an_unknown_model: [Bus, Curl],
+    a_model_of_other_dimensions_is_neither_listed_nor_found: [Bus, Curl, Low, High],
 }
 
 /// The answer to a request that names this model.
@@ -98,6 +100,10 @@ impl Levels {
     async fn get_status(&self) -> Dictionary {
         HashMap::from([("state", "ready".into())])
     }
+
+    async fn get_settings(&self) -> Vec<Dictionary> {
+        Vec::new()
+    }
 }
 
 /// A version of the service whose medium level has this model. Its objects listen before it has the name: those that
@@ -170,6 +176,10 @@ impl NoLevels {
         };
         HashMap::from([("state", state.into()), ("model", model.into())])
     }
+
+    async fn get_settings(&self) -> Vec<Dictionary> {
+        Vec::new()
+    }
 }
 
 /// What becomes of a 404 is for clients to see to; they try again after a 503.
@@ -193,4 +203,88 @@ async fn a_model_that_is_being_loaded_is_not_unknown() -> Outcome {
     assert_eq!(unknown.status, 404, "{}", unknown.text);
     assert!(sentence(&unknown, "/v1/")?.contains("ask for one of default, own"), "{unknown:?}");
     gateway.stop().await.map(drop)
+}
+
+/// The bus objects of a service that serves `low` and was not given the model of `high`.
+struct WithoutHigh;
+
+#[zbus::interface(name = "org.opdbus.Embedding1.Embedder")]
+impl WithoutHigh {
+    async fn embed_packed(
+        &self,
+        _texts: Vec<String>,
+        options: HashMap<String, OwnedVariant>,
+    ) -> Result<(Vec<u8>, u32, u32, Info), Error> {
+        assert!(options.contains_key("level"), "{options:?}");
+        let sentence = "large is not installed in /srv/store; type `op-dbus models pull high`";
+        Err(Error::new(ErrorName::ModelNotInstalled, sentence))
+    }
+
+    #[zbus(property)]
+    fn model(&self) -> &str {
+        "small"
+    }
+}
+
+struct TwoLevels;
+
+#[zbus::interface(name = "org.opdbus.Embedding1.Manager")]
+impl TwoLevels {
+    async fn list_levels(&self) -> Vec<Dictionary> {
+        let level = |name: &'static str, model: &'static str, installed: bool| {
+            let name = ("name", name.into());
+            HashMap::from([name, ("model", model.into()), ("installed", installed.into())])
+        };
+        vec![level("low", "small", true), level("high", "large", false)]
+    }
+
+    async fn get_status(&self) -> Dictionary {
+        let told = [("state", "ready".into()), ("level", "low".into()), ("model", "small".into())];
+        HashMap::from(told)
+    }
+
+    async fn get_settings(&self) -> Vec<Dictionary> {
+        Vec::new()
+    }
+}
+
+/// Where the store is, and what its administrator types, is nothing for a client.
+async fn a_level_that_is_not_installed_is_told_as_an_unknown_model() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let gateway = Gateway::start(&bus, &Setup::sim()?).await?;
+    let service = Builder::address(bus.address()).serve_at(ROOT_PATH, WithoutHigh);
+    let _service = service.serve_at(ROOT_PATH, TwoLevels).name(BUS_NAME).build().await?;
+    for name in ["high", "large"] {
+        is_unknown(&ask(&gateway, name).await?, name, "default, low, small")?;
+    }
+    is_unknown(&gateway.get("/v1/models/zz").await?, "zz", "default, low, small")?;
+    gateway.stop().await.map(drop)
+}
+
+/// Whether this is what is told of a name that can't be asked for, where these can.
+fn is_unknown(answer: &Answer, name: &str, others: &str) -> Outcome {
+    assert_eq!(answer.status, 404, "{name}: {}", answer.text);
+    let error = &answer.json()?["error"];
+    assert!(error["code"] == "model_not_found" && error["param"] == "model", "{error}");
+    let advice = format!("is no model that can be asked for here; ask for one of {others}");
+    assert_eq!(sentence(answer, "/v1/")?, format!("{name:?} {advice}"));
+    Ok(())
+}
+
+async fn a_model_of_other_dimensions_is_neither_listed_nor_found() -> Outcome {
+    let stage = Stage::of(Setup::real("low")?.setting("expect_dimensions", "384")).await?;
+    let models = stage.gateway.get("/v1/models").await?.ok()?;
+    let models = models["data"].as_array().ok_or("no list")?;
+    assert!(models.iter().all(|model| model["dimensions"] == 384), "{models:?}");
+    let ids: Vec<&str> = models.iter().filter_map(|model| model["id"].as_str()).collect();
+    assert!(ids.starts_with(&["default", "low"]), "{ids:?}");
+    for name in ["high", "all-mpnet-base-v2"] {
+        is_unknown(&ask(&stage.gateway, name).await?, name, &ids.join(", "))?;
+        assert_eq!(stage.gateway.get(&format!("/v1/models/{name}")).await?.status, 404, "{name}");
+    }
+    // What else is wrong is told of a level that can be asked for.
+    let wrong = json!({"input": [[u32::MAX]], "model": "low"});
+    let wrong = stage.gateway.post("/v1/embeddings", &wrong).await?;
+    assert_eq!((wrong.status, &wrong.json()?["error"]["param"]), (400, &json!("input")));
+    stage.end().await.map(drop)
 }

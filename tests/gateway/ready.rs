@@ -1,9 +1,12 @@
 //! Whether the service embeds, as balancers ask it.
 
-use nix::sys::signal::Signal;
+use std::fs;
 
-use super::Stage;
+use nix::sys::signal::Signal;
+use serde_json::json;
+
 use super::limits::{all_answered, requests};
+use super::{Stage, sentence};
 use crate::harness::balancer::Balancer;
 use crate::harness::bus::PrivateBus;
 use crate::harness::daemon::Setup;
@@ -15,6 +18,7 @@ tests! {
     a_busy_service_is_ready_while_vectors_come: [Bus, Curl, Low, Ggml],
     a_service_that_refuses_the_trial_is_ready_while_vectors_come: [Bus, Curl],
     a_balancer_finds_a_gateway_without_a_key: [Bus, Haproxy],
+    who_has_no_key_is_told_that_it_does_not_embed_and_not_why: [Bus, Curl],
 }
 
 async fn a_busy_service_is_ready_while_vectors_come() -> Outcome {
@@ -84,5 +88,31 @@ async fn a_balancer_finds_a_gateway_without_a_key() -> Outcome {
     // Who watched is told of the end for 8 s otherwise.
     gateway.process.signal(Signal::SIGTERM)?;
     gateway.stop().await?;
+    daemon.stop().await
+}
+
+async fn who_has_no_key_is_told_that_it_does_not_embed_and_not_why() -> Outcome {
+    let setup = Setup::sim()?.setting("cpu_engine", "native").setting("model", "own");
+    let (bus, setup, daemon) = setup.alone_as("failed").await?;
+    let open = Gateway::start(&bus, &setup).await?;
+    fs::write(setup.path("api-key"), "open-sesame")?;
+    let locked = Gateway::with_key(&bus, &setup, &setup.path("")).await?;
+    let key = |key| format!("Authorization: Bearer {key}");
+    for (gateway, key, is_told) in [
+        (&open, key("none"), true),
+        (&locked, key("none"), false),
+        (&locked, key("open-sesame"), true),
+    ] {
+        let ready = gateway.curl("/ready", &["-H", &key], "").await?;
+        assert_eq!((ready.status, &ready.json()?["code"]), (503, &json!("model_not_installed")));
+        let said = sentence(&ready, "/")?;
+        assert_eq!(said.contains("config.toml"), is_told, "{said}");
+        assert_eq!(said.contains("ask with the API key why"), !is_told, "{said}");
+    }
+    for gateway in [open, locked] {
+        // Who watched is told of the end for 8 s otherwise.
+        gateway.process.signal(Signal::SIGTERM)?;
+        gateway.stop().await?;
+    }
     daemon.stop().await
 }

@@ -1,8 +1,9 @@
 //! Where the gateway listens, and where it refuses to.
 
 use std::fs;
-use std::net::TcpListener;
+use std::net::{TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream as StdUnixStream;
 use std::process::Stdio;
 
 use serde_json::json;
@@ -20,6 +21,7 @@ tests! {
     a_unix_socket_is_listened_on: [Bus, Curl],
     systemds_socket_is_used: [Bus, Curl, SystemdAnalyze],
     a_handed_socket_that_others_reach_wants_a_key: [Bus],
+    a_handed_connection_is_refused: [Bus],
     the_service_manager_hears_of_the_gateway: [Bus],
     it_does_not_start_where_it_should_not: [Bus],
 }
@@ -62,20 +64,38 @@ async fn systemds_socket_is_used() -> Outcome {
     daemon.stop().await
 }
 
-async fn a_handed_socket_that_others_reach_wants_a_key() -> Outcome {
+/// What a gateway says that refuses what systemd hands over.
+async fn refused(socket: OwnedFd) -> Outcome<String> {
     let bus = PrivateBus::start().await?;
     let setup = Setup::sim()?;
     let own = command(&bus, &setup, "")?;
     let mut handed = clean("sh");
     handed.args(["-c", "export LISTEN_PID=$$ LISTEN_FDS=1; exec \"$@\" 3<&0", "sh"]);
     handed.arg(own.as_std().get_program()).args(own.as_std().get_args());
-    handed.stdin(OwnedFd::from(TcpListener::bind("0.0.0.0:0")?)).stdout(Stdio::null());
+    handed.stdin(socket).stdout(Stdio::null());
     let ended = within("the refusal", handed.output()).await??;
     assert_eq!(ended.status.code(), Some(6));
-    let said = String::from_utf8(ended.stderr)?;
+    Ok(String::from_utf8(ended.stderr)?)
+}
+
+async fn a_handed_socket_that_others_reach_wants_a_key() -> Outcome {
+    let said = refused(TcpListener::bind("0.0.0.0:0")?.into()).await?;
     // No setting names that address.
     assert!(said.starts_with("op-dbus: systemd's socket is 0.0.0.0:"), "{said}");
     assert!(said.contains("there is no API key"), "{said}");
+    Ok(())
+}
+
+/// As where a unit has `Accept=yes`.
+async fn a_handed_connection_is_refused() -> Outcome {
+    let listener = TcpListener::bind("127.0.0.1:0")?;
+    let client = TcpStream::connect(listener.local_addr()?)?;
+    let (unix, _far) = StdUnixStream::pair()?;
+    for connection in [OwnedFd::from(client), OwnedFd::from(unix)] {
+        let said = refused(connection).await?;
+        assert!(said.starts_with("op-dbus: systemd hands over a connection"), "{said}");
+        assert!(said.contains("Accept=no"), "{said}");
+    }
     Ok(())
 }
 

@@ -17,6 +17,7 @@ tests! {
     null_is_as_good_as_nothing: [Bus, Curl],
     tokens_have_the_text_that_they_stand_for: [Bus, Curl, Low],
     refusals_are_told_in_the_words_of_their_clients: [Bus, Curl],
+    info_tells_what_clients_ask_before_they_send_texts: [Bus, Curl, Low],
 }
 
 /// A daemon whose model does not normalise by itself.
@@ -112,7 +113,14 @@ async fn null_is_as_good_as_nothing() -> Outcome {
         of(
             "/embed",
             json!({"inputs": "a"}),
-            &["normalize", "truncate", "truncation_direction", "prompt_name", "dimensions"],
+            &[
+                "normalize",
+                "truncate",
+                "truncation_direction",
+                "prompt_name",
+                "dimensions",
+                "options",
+            ],
         ),
         of(
             "/rerank",
@@ -165,6 +173,27 @@ async fn refusals_are_told_in_the_words_of_their_clients() -> Outcome {
         let told = stage.gateway.post("/v1/embeddings", &body).await?.json()?;
         assert_eq!(told["error"]["param"], param, "{told}");
     }
+    stage.end().await.map(drop)
+}
+
+async fn info_tells_what_clients_ask_before_they_send_texts() -> Outcome {
+    let stage = Stage::of(Setup::real("low")?.setting("precision", "f32")).await?;
+    let (gateway, client) = (&stage.gateway, stage.daemon.client());
+    let told = gateway.get("/info").await?.ok()?;
+    let expected = json!({
+        "model_id": client.embedder.model().await?,
+        "model_dtype": "float32",
+        "model_type": {"embedding": {}},
+        "max_concurrent_requests": 64,
+        "max_input_length": client.embedder.max_input_tokens().await?,
+        "max_client_batch_size": 16_384,
+        "auto_truncate": true,
+        "version": client.embedder.version().await?,
+    });
+    assert_eq!(told, expected);
+    client.manager.set_vector_level("none").await?;
+    let refused = gateway.get("/info").await?;
+    assert_eq!((refused.status, &refused.json()?["error_type"]), (503, &json!("Unhealthy")));
     stage.end().await.map(drop)
 }
 

@@ -7,8 +7,10 @@ use op_dbus_api::{EmbedderProxy, Info, cosine, is_about_text, option};
 use zbus::Variant;
 
 use crate::Gateway;
+use crate::bus::Lease;
 use crate::input::Inputs;
 use crate::limits;
+use crate::models;
 use crate::refusal::{Refusal, pause};
 
 /// How it is embedded.
@@ -89,7 +91,7 @@ pub async fn embed(
             // The service counts from the start of its call, and the client's list may be another.
             Err(refusal) => {
                 let name = |number| inputs.name(all.rows + number);
-                return Err(told(refusal, wanted).about_texts(name));
+                return Err(told(refusal, wanted, &mut lease).await.about_texts(name));
             }
         }
     }
@@ -200,14 +202,17 @@ impl CallRate {
     }
 }
 
-/// What the service refused, as the request has to be told: a model that was named and is not there is the
+/// What the service refused, as the request has to be told: a model that was named and can't be had is the
 /// request's mistake, else it is the service's; a length that the model does not have is that of one argument; and a
 /// vector space is asked for here alone, of the calls after the first.
-fn told(refusal: Refusal, wanted: &Wanted) -> Refusal {
-    match refusal.code() {
-        "model_not_installed" if wanted.level.is_some() => Refusal::no_model(refusal.message()),
-        "wrong_space" => Refusal::changed(),
+async fn told(refusal: Refusal, wanted: &Wanted, lease: &mut Lease) -> Refusal {
+    match (refusal.code(), &wanted.level) {
+        ("wrong_space", _) => Refusal::changed(),
         _ if refusal.message().starts_with("dimensions is ") => refusal.about("dimensions"),
+        // The second is also said of a model of other dimensions than the settings demand.
+        ("model_not_installed" | "invalid_request", Some(level)) => {
+            models::refused(lease, wanted.model.as_ref().unwrap_or(level), refusal).await
+        }
         _ => refusal,
     }
 }

@@ -34,6 +34,8 @@ mod work;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use axum::http::HeaderMap;
+use serde_json::Value;
 use tokio::sync::{Notify, Semaphore};
 
 pub use bus::Connect;
@@ -108,6 +110,11 @@ impl Gateway {
             large: Arc::default(),
         })
     }
+
+    /// Whether who sends these may be told what is not for everybody.
+    fn trusts(&self, headers: &HeaderMap) -> bool {
+        self.key.as_ref().is_none_or(|key| key.is_in(headers))
+    }
 }
 
 /// What is asked of the service for requests that are no work, whose number nothing else bounds.
@@ -119,6 +126,8 @@ struct Asked {
     told: Shared<Result<Arc<Told>, Refusal>>,
     /// The models that can be asked for.
     models: Shared<Result<Arc<Vec<Offered>>, Refusal>>,
+    /// What runs, for `/info`.
+    runs: Shared<Result<Value, Refusal>>,
 }
 
 /// Serves until SIGTERM or SIGINT, then finishes the requests that are in flight.

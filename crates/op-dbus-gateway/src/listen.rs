@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::{fmt, fs};
 
 use listenfd::ListenFd;
+use rustix::net::sockopt::socket_acceptconn;
 use tokio::net::{TcpListener, UnixListener};
 
 use crate::Fatal;
@@ -65,6 +66,13 @@ impl Listener {
                  socket that listens, and the only one"
             ))
         })?;
+        if handed.as_ref().is_some_and(|handed| !handed.listens()) {
+            return Err(Fatal::NotConfigured(
+                "systemd hands over a connection, or a socket that does not listen; write \
+                 Accept=no and ListenStream= into the socket's unit"
+                    .to_owned(),
+            ));
+        }
         let setting = format!("{from}: http_listen");
         let whose = if handed.is_some() { "systemd's socket" } else { setting.as_str() };
         let listener = match (handed, address) {
@@ -130,6 +138,15 @@ impl Listener {
     /// Whether it is no Unix socket.
     pub fn is_tcp(&self) -> bool {
         matches!(self.socket, Socket::Tcp(_))
+    }
+
+    /// Whether connections come by it: systemd also hands over such as are one themselves. What can't be told is tried.
+    fn listens(&self) -> bool {
+        let listens = match &self.socket {
+            Socket::Tcp(socket) => socket_acceptconn(socket),
+            Socket::Unix(socket) => socket_acceptconn(socket),
+        };
+        listens.unwrap_or(true)
     }
 
     /// The next connection.

@@ -62,15 +62,7 @@ impl Models {
         if may_come(&status, name) {
             return Ok(Wanted { model: Some(name.to_owned()), ..Wanted::default() });
         }
-        let offered = offered_in(&status, &mut lease).await?;
-        let offered: Vec<String> = offered.into_iter().map(|m| m.id).collect();
-        let start: String = name.chars().take(80).collect();
-        let advice = match offered.is_empty() {
-            true => "there is none now, as the service's status tells".to_owned(),
-            false => format!("ask for one of {}", offered.join(", ")),
-        };
-        let message = format!("{start:?} is no model that can be asked for here; {advice}");
-        Err(Refusal::no_model(message))
+        Err(unknown(name, &offered_in(&status, &mut lease).await?))
     }
 
     /// Has the levels told anew for the next request: another model than a level's has answered for it.
@@ -92,6 +84,27 @@ impl Level {
     }
 }
 
+/// What is told of a name that can't be asked for.
+pub fn unknown(name: &str, offered: &[Offered]) -> Refusal {
+    let start: String = name.chars().take(80).collect();
+    let ids: Vec<&str> = offered.iter().map(Offered::id).collect();
+    let advice = match ids.is_empty() {
+        true => "there is none now, as the service's status tells".to_owned(),
+        false => format!("ask for one of {}", ids.join(", ")),
+    };
+    Refusal::no_model(format!("{start:?} is no model that can be asked for here; {advice}"))
+}
+
+/// What is told of a `refusal` of a level that was asked for by this name: where it can't be had at all, what can; how an
+/// administrator would mend that is nothing for a client.
+pub async fn refused(lease: &mut Lease, name: &str, refusal: Refusal) -> Refusal {
+    match offered(lease).await {
+        Ok(offered) if offered.iter().all(|model| model.id != name) => unknown(name, &offered),
+        Ok(_) => refusal,
+        Err(unanswered) => unanswered,
+    }
+}
+
 async fn levels(lease: &mut Lease) -> Result<Vec<Level>, Refusal> {
     let manager = lease.manager().await?;
     let levels = lease.answer(manager.list_levels()).await?;
@@ -100,7 +113,11 @@ async fn levels(lease: &mut Lease) -> Result<Vec<Level>, Refusal> {
     Ok(levels.map(level).filter(|level| !level.model.is_empty()).collect())
 }
 
-async fn status(lease: &mut Lease) -> Result<Value, Refusal> {
+/// What the service tells of itself.
+///
+/// # Errors
+/// When it does not answer.
+pub async fn status(lease: &mut Lease) -> Result<Value, Refusal> {
     let manager = lease.manager().await?;
     Ok(op_dbus_api::json_object(&lease.answer(manager.get_status()).await?))
 }
@@ -116,8 +133,8 @@ fn may_come(status: &Value, name: &str) -> bool {
     serves_none && !is_told || status["model"] == name
 }
 
-/// The names that can be asked for now: what is in force, and each installed level by both its
-/// names. None where the vector level is `none`.
+/// The names that can be asked for now: what is in force, and each level that is installed and has the dimensions that
+/// the settings demand, by both its names. None where the vector level is `none`.
 ///
 /// # Errors
 /// When the service does not answer.
@@ -133,6 +150,12 @@ async fn offered_in(status: &Value, lease: &mut Lease) -> Result<Vec<Offered>, R
     }
     let manager = lease.manager().await?;
     let levels = lease.answer(manager.list_levels()).await?;
+    // A service that does not tell demands nothing.
+    let settings = manager.get_settings().await.unwrap_or_default();
+    let mut settings = settings.iter().map(op_dbus_api::json_object);
+    let expected = settings.find(|setting| setting["key"] == "expect_dimensions");
+    // Else it is `any`.
+    let expected = expected.and_then(|it| it["value"].as_str()?.parse::<u64>().ok());
     let offer = |id: &str, told: &Value| Offered {
         id: id.to_owned(),
         model: text(told, "model"),
@@ -149,9 +172,10 @@ async fn offered_in(status: &Value, lease: &mut Lease) -> Result<Vec<Offered>, R
     }
     for level in levels.iter().map(op_dbus_api::json_object) {
         let model = text(&level, "model");
-        // The simulator serves its level whether the model is installed or not.
+        // The simulator serves its level whether the model is installed or not, and with dimensions of its own.
         let serves = !in_force.is_empty() && level["name"] == status["level"];
-        let served = serves || level["installed"] == true;
+        let fits = expected.is_none_or(|expected| level["dimensions"] == expected);
+        let served = serves || (level["installed"] == true && fits);
         if served && !model.is_empty() {
             offered.push(offer(&text(&level, "name"), &level));
             offered.push(offer(&model, &level));

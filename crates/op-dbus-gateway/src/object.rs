@@ -42,6 +42,8 @@ mod tests {
         let taken = [
             ("/v1/embeddings", r#"{"input": "a", "model": null}"#.to_owned()),
             ("/embed", r#"{"inputs": ["a"]}"#.to_owned()),
+            // As Hugging Face's clients send it.
+            ("/", r#"{"inputs": "a", "options": {"wait_for_model": true, "x": [1]}}"#.to_owned()),
             ("/similarity", format!(r#"{{"inputs": {sentences}}}"#)),
             ("/similarity", similarity(sentences, r#"{"truncate": false}"#)),
             // As in text-embeddings-inference.
@@ -58,6 +60,7 @@ mod tests {
         let refused = [
             ("/v1/embeddings", r#"["a", "default", "base64", null, null]"#.to_owned()),
             ("/embed", r#"["a", null, null, "Right", null, null]"#.to_owned()),
+            ("/embed", r#"{"inputs": "a", "options": [true]}"#.to_owned()),
             ("/similarity", r#"[["a", ["b"]], [null, "Right", null]]"#.to_owned()),
             ("/similarity", similarity(r#"["a", ["b"]]"#, "{}")),
             ("/similarity", similarity(sentences, r#"[null, "Right", null]"#)),

@@ -46,7 +46,7 @@ impl Shape {
     /// That of the route at this path.
     pub fn of(path: &str) -> Self {
         match path {
-            "/" | "/embed" | "/similarity" | "/rerank" | "/tokenize" => Self::Inference,
+            "/" | "/embed" | "/similarity" | "/rerank" | "/tokenize" | "/info" => Self::Inference,
             path if path.starts_with("/v1/") => Self::OpenAi,
             _ => Self::Own,
         }
@@ -134,6 +134,13 @@ impl Refusal {
     /// The same as "not ready", for whoever asks for that.
     pub fn not_ready(mut self) -> Self {
         self.status = StatusCode::SERVICE_UNAVAILABLE;
+        self
+    }
+
+    /// The same for whoever has no key: the service's sentence may have paths, names and commands.
+    pub fn without_reason(mut self) -> Self {
+        let code = self.code;
+        self.message = format!("the service does not embed now ({code}); ask with the API key why");
         self
     }
 
@@ -315,15 +322,26 @@ mod tests {
 
     #[test]
     fn clients_of_openai_are_told_the_argument() {
+        let many = json!({"input": vec!["a"; limits::TEXTS + 1]}).to_string();
         for (body, param) in [
             (r#"{"input": []}"#, json!("input")),
             (r#"{"input": "\u0000"}"#, json!("input")),
             (r#"{"input": "a", "encoding_format": "hex"}"#, json!("encoding_format")),
             (r#"{"input": "a", "model": "\u0000"}"#, json!("model")),
             (r#"{"input": "a"}"#, json!(null)),
+            (r#"{"input": 5}"#, json!("input")),
+            (r#"{"input": ["a", {}], "model": "low"}"#, json!("input")),
+            (r#"{"input": "a", "model": 5}"#, json!("model")),
+            (r#"{"dimensions": "384", "input": "a"}"#, json!("dimensions")),
+            (r#"{"input": "a", "dimensions": -1}"#, json!("dimensions")),
+            (r#"{"input": "a", "user": [{}]}"#, json!("user")),
+            // No argument, and no JSON.
+            (r#"{"input": "a", "dimension": 1}"#, json!(null)),
+            (r#"{"input": "a""#, json!(null)),
+            (many.as_str(), json!("input")),
         ] {
             let told = said("/v1/embeddings", body);
-            assert_eq!(told["error"]["param"], param, "{body}: {told}");
+            assert_eq!(told["error"]["param"], param, "{told}");
         }
     }
 

@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::body::Body;
-use axum::http::HeaderValue;
 use axum::http::header::CONNECTION;
+use axum::http::{HeaderValue, Method};
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
@@ -98,6 +98,8 @@ struct Connections {
 impl Connections {
     fn new(service: TowerToHyperService<Router>, leaving: Arc<Leaving>) -> Self {
         let mut http = http1::Builder::new();
+        // Who only closes its sending side is answered; who has left is seen by `seated`.
+        http.half_close(true);
         http.timer(TokioTimer::new()).header_read_timeout(limits::HEAD_TIME);
         // The second is for what comes behind the head as well: it is read in pieces of that size.
         http.max_header_size(limits::HEAD_BYTES).max_buf_size(limits::HEAD_BYTES);
@@ -170,8 +172,8 @@ impl Connections {
 }
 
 /// The service for one connection, whose seat is busy from when all of a request is there until its reply
-/// is made. Once the gateway is leaving, the connection ends with that; and where its client has left before
-/// that is made, with nothing.
+/// is made. Once the gateway is leaving, the connection ends with that; and where a client that asked for work
+/// has left before that is made, with nothing.
 fn seated(
     service: TowerToHyperService<Router>,
     stream: Stream,
@@ -179,6 +181,8 @@ fn seated(
     leaving: Arc<Leaving>,
 ) -> impl Fn(Request<Incoming>) -> Reply {
     move |request| {
+        // All else that may take a while is asked of the service for everybody at once, whoever leaves.
+        let is_work = request.method() == Method::POST;
         let hearing = seat.hear();
         let reply = service.call(request.map(|body| Body::new(Heard::new(body, hearing))));
         let (leaving, stream, seat) = (Arc::clone(&leaving), stream.clone(), Arc::clone(&seat));
@@ -187,7 +191,7 @@ fn seated(
                 // What needs no waiting is answered, also to who only closes its sending side.
                 biased;
                 reply = reply => reply,
-                () = stream.left() => return Err(ErrorKind::ConnectionAborted.into()),
+                () = stream.left(), if is_work => return Err(ErrorKind::ConnectionAborted.into()),
             };
             if leaving.begun.is_cancelled() {
                 reply.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));

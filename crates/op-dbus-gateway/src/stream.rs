@@ -42,8 +42,8 @@ impl From<UnixStream> for Stream {
 }
 
 impl Stream {
-    /// Returns when the client has closed its connection, or its sending side. hyper sees that as well,
-    /// but not where bytes lie behind a request's body, which it leaves for after the reply.
+    /// Returns when the client has closed its connection, or its sending side. hyper looks for neither while
+    /// it waits for a reply.
     pub async fn left(&self) {
         // There is no interest in that alone: this one is also in urgent bytes, which tokio never asks
         // the system for, and not in others, which may lie there unread.

@@ -4,12 +4,16 @@ use std::sync::Arc;
 
 use axum::body::Body;
 use axum::extract::{FromRequest, Request};
-use axum::http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HeaderName};
+use axum::http::header::{
+    CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HeaderName, TRANSFER_ENCODING,
+};
 use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::response::Response;
 use hyper::body::Bytes;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde_json::{Deserializer, Error};
+use serde_path_to_error::Segment;
 use tokio::sync::Semaphore;
 use tokio::task::spawn_blocking;
 
@@ -54,9 +58,10 @@ impl Permit {
     pub fn for_texts(&mut self, texts: usize) -> Result<(), Refusal> {
         if texts > limits::TEXTS {
             let limit = limits::TEXTS;
-            return Err(Refusal::too_large(format!(
+            let message = format!(
                 "the request has {texts} texts, the limit is {limit}; send several requests"
-            )));
+            );
+            return Err(Refusal::too_large(message).about("input"));
         }
         self.place.add_texts(texts)
     }
@@ -114,6 +119,9 @@ const CACHED: HeaderName = HeaderName::from_static("op-dbus-cached");
 /// Byte order marks: of UTF-8, and of UTF-16 in either order.
 const MARKS: [&[u8]; 3] = [b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff"];
 
+/// What OpenAI's route takes, by the names that its refusals have.
+const ARGUMENTS: [&str; 5] = ["input", "model", "encoding_format", "dimensions", "user"];
+
 /// How serde says that half of a surrogate pair is missing; behind its beginning are words of the client's.
 const HALVES: [&str; 2] = ["lone leading surrogate", "unexpected end of hex escape"];
 
@@ -123,7 +131,9 @@ impl<T: DeserializeOwned + Send + 'static> FromRequest<Arc<Gateway>> for Work<T>
     async fn from_request(request: Request, gateway: &Arc<Gateway>) -> Result<Self, Refusal> {
         // Whoever can be told before the body is on its way is.
         let free = gateway.places.check();
-        if let Err(refusal) = free.and_then(|()| check_type(request.headers())) {
+        let headers = request.headers();
+        let right = free.and_then(|()| check_transfer(headers)).and_then(|()| check_type(headers));
+        if let Err(refusal) = right {
             return Err(unread(request, refusal));
         }
         let read = read(request, &gateway.bodies, &gateway.leaving).await?;
@@ -157,6 +167,11 @@ where
 }
 
 fn parsed<T: DeserializeOwned>(read: &Read) -> Result<T, Refusal> {
+    if read.bytes.trim_ascii().is_empty() {
+        return Err(Refusal::invalid(
+            "the body is empty; send the JSON object that /openapi.json tells of this route",
+        ));
+    }
     // PowerShell and Windows' editors write one, and JSON has no place for it.
     if MARKS.iter().any(|mark| read.bytes.starts_with(mark)) {
         return Err(Refusal::invalid(
@@ -164,15 +179,32 @@ fn parsed<T: DeserializeOwned>(read: &Read) -> Result<T, Refusal> {
         ));
     }
     let Object(asked) = serde_json::from_slice(&read.bytes).map_err(|error| {
-        let error = shortened(&error.to_string());
+        let sentence = shortened(&error.to_string());
         // Programs that cut a text between two UTF-16 units send half of an emoji.
-        let half = match HALVES.iter().any(|half| error.starts_with(half)) {
+        let half = match HALVES.iter().any(|half| sentence.starts_with(half)) {
             true => "; half of a surrogate pair, as \\ud83d alone is one, is no character",
             false => "",
         };
-        Refusal::invalid(format!("the body is not what this route takes: {error}{half}"))
+        let message = format!("the body is not what this route takes: {sentence}{half}");
+        let refusal = Refusal::invalid(message);
+        match argument::<T>(&error, &read.bytes) {
+            Some(name) => refusal.about(name),
+            None => refusal,
+        }
     })?;
     Ok(asked)
+}
+
+/// The argument that a value was wrong for, where clients are told that. serde knows it only where it keeps account of
+/// where it is, which takes its time: so of a body that is refused alone.
+fn argument<T: DeserializeOwned>(error: &Error, body: &[u8]) -> Option<&'static str> {
+    if !error.is_data() {
+        return None;
+    }
+    let mut body = Deserializer::from_slice(body);
+    let again = serde_path_to_error::deserialize::<_, Object<T>>(&mut body).err()?;
+    let Some(Segment::Map { key }) = again.path().iter().next() else { return None };
+    ARGUMENTS.iter().find(|name| *name == key).copied()
 }
 
 /// A sentence of serde's, which repeats a name or value of the client's however long it is: how it begins,
@@ -186,6 +218,20 @@ fn shortened(sentence: &str) -> String {
     }
     let begin = sentence.chars().take(BEGIN);
     begin.chain(['…']).chain(sentence.chars().skip(BEGIN + middle)).collect()
+}
+
+/// hyper takes the last of these for all of them.
+fn check_transfer(headers: &HeaderMap) -> Result<(), Refusal> {
+    let values = headers.get_all(TRANSFER_ENCODING).iter().map(HeaderValue::as_bytes);
+    let mut names = values.flat_map(|value| value.split(|byte| *byte == b','));
+    let is_other = |name: &&[u8]| !name.trim_ascii().eq_ignore_ascii_case(b"chunked");
+    let Some(found) = names.find(is_other) else { return Ok(()) };
+    let found = start(found.trim_ascii());
+    let message = format!(
+        "the body's transfer encoding is {found:?}; send it as it is, with the header \
+         `Content-Length` or with `Transfer-Encoding: chunked` alone"
+    );
+    Err(Refusal::new(StatusCode::NOT_IMPLEMENTED, "unsupported_transfer_encoding", message))
 }
 
 /// A browser sends JSON to another origin only if that allows it, which the gateway never does; any
@@ -225,7 +271,7 @@ mod tests {
     use serde_json::Value;
 
     use super::*;
-    use crate::fuzz::said_to_post;
+    use crate::fuzz::{said_to, said_to_post};
     use crate::leaving::Leaving;
 
     #[test]
@@ -273,6 +319,37 @@ mod tests {
             let said = said(header);
             assert!(said.starts_with("HTTP/1.1 415 "), "{header}: {said}");
             assert!(said.contains("bodies are taken as they are"), "{header}: {said}");
+        }
+    }
+
+    #[test]
+    fn a_body_whose_transfer_is_not_undone_here_is_refused() {
+        let said = |codings: &str| {
+            let head = "POST /add HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json";
+            let body = "d\r\n{\"text\": \"a\"}\r\n0\r\n\r\n";
+            said_to(format!("{head}\r\nTransfer-Encoding: {codings}\r\n\r\n{body}").as_bytes())
+        };
+        for codings in ["chunked", "Chunked"] {
+            assert!(said(codings).starts_with("HTTP/1.1 503 "), "{codings}: {}", said(codings));
+        }
+        for (codings, found) in [
+            ("foo, chunked", "foo"),
+            ("chunked, gzip,chunked", "gzip"),
+            ("gzip\r\nTransfer-Encoding: chunked", "gzip"),
+        ] {
+            let said = said(codings);
+            assert!(said.starts_with("HTTP/1.1 501 "), "{codings}: {said}");
+            let told = format!(r#"the body's transfer encoding is \"{found}\"; "#);
+            assert!(said.contains(&told), "{codings}: {said}");
+        }
+    }
+
+    #[test]
+    fn an_empty_body_is_told_as_one() {
+        for body in ["", " \n"] {
+            let said = said_to_post("/embed", "", body);
+            assert!(said.starts_with("HTTP/1.1 400 "), "{body:?}: {said}");
+            assert!(said.contains("the body is empty; send the JSON object"), "{body:?}: {said}");
         }
     }
 

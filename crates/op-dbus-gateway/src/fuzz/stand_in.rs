@@ -197,6 +197,10 @@ impl Administration {
         HashMap::from([("state", "ready".into()), ("level", LEVEL.into()), ("model", MODEL.into())])
     }
 
+    async fn get_settings(&self) -> Vec<Dictionary> {
+        vec![HashMap::from([("key", "expect_dimensions".into()), ("value", "any".into())])]
+    }
+
     async fn get_statistics(&self) -> Dictionary {
         HashMap::from([("batches", 1_u64.into())])
     }

@@ -30,6 +30,7 @@ pub fn router(gateway: Arc<Gateway>) -> Router {
         .route("/similarity", post(tei::similarity))
         .route("/rerank", post(tei::rerank))
         .route("/tokenize", post(tei::tokenize))
+        .route("/info", get(tei::info))
         .route("/add", post(synapse::add))
         .fallback(gate::no_route)
         .method_not_allowed_fallback(gate::no_method)

@@ -15,7 +15,7 @@ use crate::Gateway;
 use crate::embed::{Embedded, Wanted, embed};
 use crate::input::{Input, Inputs};
 use crate::limits;
-use crate::models::{Offered, offered};
+use crate::models::{Offered, offered, unknown};
 use crate::refusal::Refusal;
 use crate::work::Work;
 
@@ -138,10 +138,7 @@ pub async fn model(
     let models = all(&gateway).await?;
     match models.iter().find(|model| model.id() == id) {
         Some(model) => Ok(Json(model.json())),
-        None => {
-            let message = "no such model can be asked for here; /v1/models lists those that can";
-            Err(Refusal::no_model(message))
-        }
+        None => Err(unknown(&id, &models)),
     }
 }
 

@@ -4,16 +4,21 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
+use axum::Json;
 use axum::extract::State;
+use axum::http::StatusCode;
 use axum::response::Response;
 use op_dbus_api::option;
+use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 use zbus::Variant;
 
 use crate::Gateway;
 use crate::embed::{Wanted, embed as embed_inputs, options};
 use crate::input::{Input, Inputs, check_texts, no_zero};
 use crate::limits;
+use crate::models::status;
 use crate::object::Object;
 use crate::refusal::Refusal;
 use crate::work::{Work, write};
@@ -48,6 +53,9 @@ pub struct Embed {
     truncation_direction: Option<Direction>,
     prompt_name: Option<String>,
     dimensions: Option<u32>,
+    /// What clients of Hugging Face's own service tell that, of models that it may have to load first.
+    #[serde(rename = "options")]
+    _options: Option<Object<IgnoredAny>>,
 }
 
 pub async fn embed(
@@ -268,6 +276,37 @@ fn bytes(texts: &[&str]) -> usize {
 fn token((id, text, special, start, stop): (u32, String, bool, u32, u32)) -> Token {
     let place = |at| (!special).then_some(at);
     Token { id, text, special, start: place(start), stop: place(stop) }
+}
+
+/// What its clients ask before they send texts, as far as there is such a thing here.
+pub async fn info(State(gateway): State<Arc<Gateway>>) -> Result<Json<Value>, Refusal> {
+    let ask = async { status(&mut gateway.bus.lease().await?).await };
+    let told = gateway.asked.runs.answer_within(limits::MODELS_TIME, ask).await?;
+    if told["model"].as_str().is_none_or(str::is_empty) {
+        let state = told["state"].as_str().unwrap_or_default();
+        let message = format!("no model serves: the service's state is {state}; ask once one does");
+        return Err(Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "not_ready", message));
+    }
+    Ok(Json(json!({
+        "model_id": told["model"],
+        "model_dtype": dtype(told["precision"].as_str().unwrap_or_default()),
+        "model_type": {"embedding": {}},
+        "max_concurrent_requests": limits::REQUESTS,
+        "max_input_length": told["max_input_tokens"],
+        "max_client_batch_size": limits::TEXTS,
+        "auto_truncate": true,
+        "version": told["version"],
+    })))
+}
+
+/// What is computed in, as Python's libraries call it.
+fn dtype(precision: &str) -> &str {
+    match precision {
+        "f32" => "float32",
+        "f16" => "float16",
+        "bf16" => "bfloat16",
+        other => other,
+    }
 }
 
 fn checked(prompt: Option<String>) -> Result<Option<String>, Refusal> {
