@@ -81,6 +81,7 @@ async fn the_wheel_works_where_it_is_installed() -> Outcome {
     let (bus, _setup, daemon) = Setup::sim()?.alone().await?;
     let said = installed.run(&["-Werror"], &fixture("python/package.py"), bus.address()).await?;
     installed.run(&["-Werror"], &fixture("python/unanswered.py"), bus.address()).await?;
+    installed.run(&["-Werror"], &fixture("python/at_exit.py"), bus.address()).await?;
     installed.run(&["-Werror"], &fixture("python/overlap.py"), "").await?;
     installed.run(&["-Werror"], &fixture("python/descriptors.py"), "").await?;
     let said: Value = serde_json::from_str(&said)?;

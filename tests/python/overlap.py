@@ -209,9 +209,36 @@ async def the_rest_of_a_long_list_waits_for_room() -> None:
             assert await asked(Busy(*always, name=name), method) == (kind, 50, 120)
         assert await asked(Busy(2, name=name, sentence="full; try again in 30 s")) == (3, 4, 30)
         assert await asked(Busy(2, name=name, sentence="full; come back")) == (3, 4, 1)
-        # No longer than for vectors.
-        assert await asked(Busy(*always, name=name), deadline_ms=5_000) == (kind, 6, 10)
+        # No longer than for vectors: until then, with what the calls before have left.
+        assert await asked(Busy(*always, name=name), deadline_ms=5_000) == (kind, 3, 2.5)
+        assert await asked(Busy(2, 3, name=name), deadline_ms=200_000) == (3, 5, 5)
+        assert await asked(Busy(*always, name=name), deadline_ms=200_000) == (kind, 50, 120)
     assert await asked(Busy(2, name="WorkerFailed")) == (errors.WorkerFailed, 2, 0)
+
+
+async def a_deadline_is_for_a_whole_list() -> None:
+    """Each of its calls has what those before have left, and none is sent when that is nothing."""
+    loop = asyncio.get_running_loop()
+
+    async def asked(service: Service, deadline_ms: int) -> tuple:
+        embedder, began = client(service, texts_per_call_max=1), loop.time()
+        (found,) = await ended([embedder.embed(["x"] * 4, deadline_ms=deadline_ms)])
+        told = [message.body[1]["deadline_ms"].value for message in service.sent]
+        return found if isinstance(found, Exception) else len(found), told, loop.time() - began
+
+    assert await asked(Service(seconds=0), 5_000) == (4, [5_000] * 4, 0)
+    assert await asked(Service(seconds=1), 5_000) == (4, [5_000, 4_000, 3_000, 2_000], 4)
+    for deadline_ms, left in ((2_000, [2_000, 1_000]), (2_500, [2_500, 1_500, 500])):
+        late, *told = await asked(Service(seconds=1), deadline_ms)
+        words = f"deadline_ms ({deadline_ms}) passed before all texts were embedded: allow more time"
+        assert type(late) is errors.DeadlineExceeded and str(late).startswith(words), late
+        assert told == [left, len(left)], told
+    # One that hangs by the third call is waited for a little longer than that.
+    service = Service(seconds=1)
+    loop.call_later(1.5, setattr, service, "_seconds", None)
+    late, *told = await asked(service, 2_500)
+    assert type(late) is errors.DeadlineExceeded and "did not answer within 5.5 s" in str(late), late
+    assert told == [[2_500, 1_500, 500], 7.5], told
 
 
 async def what_was_too_large_is_not_tried_again() -> None:
@@ -519,6 +546,7 @@ async def who_closes_while_it_connects_has_left() -> None:
 
 in_time_of_its_own(a_turn_is_not_the_deadline)
 in_time_of_its_own(the_rest_of_a_long_list_waits_for_room)
+in_time_of_its_own(a_deadline_is_for_a_whole_list)
 in_time_of_its_own(what_was_too_large_is_not_tried_again)
 in_time_of_its_own(refusals_name_the_text_by_its_number_in_the_list)
 in_time_of_its_own(calls_that_nobody_waits_for_are_not_sent)

@@ -9,6 +9,7 @@ import fcntl
 import gc
 import io
 import json
+import math
 import os
 import pathlib
 import socket
@@ -18,7 +19,8 @@ import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from types import MappingProxyType
 
 import numpy as np
 
@@ -37,6 +39,23 @@ def refused(kind: type[Exception], words: str, call) -> None:
         assert words in str(error), error
     else:
         raise AssertionError(f"not refused: {words}")
+
+
+class Column(list):
+    """Texts as a column of a table has them."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (len(self),)
+
+
+class Table:
+    """Texts as pandas has them: who walks it finds the names of its columns."""
+
+    shape = (2, 1)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(["text"])
 
 
 def vectors_of_two(embedder: Embedder) -> Embeddings:
@@ -122,10 +141,17 @@ def many_texts(embedder: Embedder) -> None:
 
 
 def refusals(embedder: Embedder) -> None:
-    for text in ("one", b"one", bytearray(b"one")):
-        refused(TypeError, "a sequence of str", lambda: embedder.embed(text))
-        refused(TypeError, "a sequence of str", lambda: embedder.count_tokens(text))
-        refused(TypeError, "candidates is a", lambda: embedder.rank("one", text))
+    no_order = ({"one"}, frozenset(["one"]))
+    tables = (Table(), np.array([["one"]]))
+    for texts in ("one", b"one", bytearray(b"one"), {"one": "two"}, MappingProxyType({}), *no_order, *tables):
+        for call in (embedder.embed, embedder.count_tokens):
+            refused(TypeError, f"texts is a {type(texts).__name__}", lambda: call(texts))
+            refused(TypeError, "; a sequence of str is right, such as", lambda: call(texts))
+        refused(TypeError, "candidates is a", lambda: embedder.rank("one", texts))
+    # Those that have an order and one dimension.
+    told = {"one": "two"}
+    for texts in (told.keys(), told.values(), np.array(["one"]), Column(["one"])):
+        assert len(embedder.embed(texts)) == len(embedder.count_tokens(texts)) == 1, texts
     refused(TypeError, "text 1 is a int", lambda: embedder.embed(["one", 2]))
     refused(TypeError, "the options are level,", lambda: embedder.embed(["one"], levle="low"))
     # numpy has a bool of its own.
@@ -150,6 +176,20 @@ def refusals(embedder: Embedder) -> None:
     refused(errors.WrongSpace, "space", lambda: embedder.embed(["one"], expect_space=wrong))
     refused(errors.NotReachable, "no connection", lambda: Embedder("unix:path=/nowhere"))
     refused(errors.NotReachable, "the bus is ''", lambda: Embedder(""))
+    for client in (Embedder, AsyncEmbedder):
+        refused(TypeError, "bus is a NoneType; a str is right", lambda: client(None))
+        for direct in ("x", 1, None):
+            words = f"direct is a {type(direct).__name__}; a bool is right"
+            refused(TypeError, words, lambda: client(BUS, direct=direct))
+    for timeout in (-1, 0, -0.0, math.nan, math.inf, np.float32(-1), 10**400):
+        words = f"timeout is {timeout}; more than 0"
+        refused(ValueError, words, lambda: Embedder(BUS, timeout=timeout))
+    for timeout in ("3", True, [3], 3j):
+        words = f"timeout is a {type(timeout).__name__}; a number of seconds"
+        refused(TypeError, words, lambda: Embedder(BUS, timeout=timeout))
+    for timeout in (60, np.int64(60), threading.TIMEOUT_MAX):
+        with Embedder(BUS, timeout=timeout) as client:
+            assert len(client.embed(["one"])) == 1
     for number, texts in enumerate((("a\0b", ["two"]), ("one", ["a\0b"]))):
         words = f"text {number} has a NUL"
         refused(errors.InvalidArgument, words, lambda: embedder.rank(*texts))
@@ -163,6 +203,7 @@ def refusals(embedder: Embedder) -> None:
     closed = Embedder(BUS)
     closed.close()
     refused(RuntimeError, "closed", lambda: closed.similarity("one", "two"))
+    refused(RuntimeError, "closed", closed.__enter__)
 
 
 def memfd(content: bytes, seals: int) -> int:
@@ -567,16 +608,19 @@ def a_client_that_nobody_holds_is_closed() -> None:
     assert [one.category for one in told] == [ResourceWarning], told
 
 
-def nobody_waits_for_a_client_that_closes() -> None:
+def nobody_waits_for_a_client_that_closes(direct: bool) -> None:
+    """Nor hears that it was the service's doing."""
     for _ in range(5):
-        embedder = Embedder(BUS)
+        embedder = Embedder(BUS, direct=direct)
         ended: list[Exception] = []
 
         def call() -> None:
             try:
                 while True:
+                    # The second is one of several calls, which go one after the other.
                     embedder.embed(["one"])
-            except (RuntimeError, errors.NotReachable) as error:
+                    embedder.embed(["one"] * 3000)
+            except Exception as error:
                 ended.append(error)
 
         threads = [threading.Thread(target=call) for _ in range(8)]
@@ -586,6 +630,7 @@ def nobody_waits_for_a_client_that_closes() -> None:
         for thread in threads:
             thread.join(60)
         assert len(ended) == 8, ended
+        assert all(type(one) is RuntimeError and "closed" in str(one) for one in ended), ended
         refused(RuntimeError, "closed", lambda: embedder.embed(["one"]))
 
 
@@ -614,7 +659,8 @@ def main() -> None:
         threads_share_a_client(embedder)
         texts_are_made_by_who_asks(embedder)
         a_fork_has_no_client(embedder)
-    nobody_waits_for_a_client_that_closes()
+    for direct in (False, True):
+        nobody_waits_for_a_client_that_closes(direct)
     what_is_cut_is_counted()
     a_client_that_nobody_holds_is_closed()
     with Embedder(BUS, direct=True) as embedder:

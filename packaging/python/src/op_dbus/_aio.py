@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import operator
 import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
@@ -28,7 +29,7 @@ _IN_MESSAGE_BYTES_MAX = 64 * 1024
 _UNKNOWN_ROW_BYTES = 4096 * 4
 """How many bytes a vector of a kind is taken for until the first of them is here."""
 _ROOM_S = 120.0
-"""Seconds that each further call of a long list waits for room in the queue, where there is no ``deadline_ms``."""
+"""Seconds that each further call of a long list waits for room in the queue, at most until ``deadline_ms``."""
 _LATE_S = 5.0
 """Seconds past ``deadline_ms`` until the service, which keeps it by itself, is waited for no more."""
 
@@ -48,8 +49,12 @@ class AsyncEmbedder:
         the name of the same user, which no bus forwards. For programs that call all the time: each
         user may have 16 of them. It ends with the service, and with it this client.
         """
+        if not isinstance(bus, str):
+            raise TypeError(f"bus is a {type(bus).__name__}; a str is right, such as 'session'")
+        if not isinstance(direct, bool | np.bool_):
+            raise TypeError(f"direct is a {type(direct).__name__}; a bool is right")
         self._address = bus
-        self._direct = direct
+        self._direct = bool(direct)
         self._bus: Bus | None = None
         self._line: Bus | None = None
         self._connecting = asyncio.Lock()
@@ -118,21 +123,22 @@ class AsyncEmbedder:
         what it sent, without a copy. More are several calls, one after the other and all in the vector
         space of the first, and the vectors of each are copied into one array as they come. Where the
         service's limits are smaller, so are the calls. Where the queue is full by then, all but the first
-        wait for room, each for 120 s or five more than ``deadline_ms``, and come back when the service says.
+        wait for room, each for 120 s, and come back when the service says. ``deadline_ms`` is for all of
+        them together, from when the first is asked.
         """
         wanted: dict[str, Any] = dict(options)
-        seconds = _patience(wanted)
-        texts = await self._checked(texts, seconds)
+        deadline = _Deadline(wanted)
+        texts = await self._checked(texts, deadline.patience())
         kind = tuple(wanted.get(key) for key in ("level", "dimensions", "encoding"))
         parts: list[Embeddings] = []
         whole: NDArray[Any] | None = None
         start = 0
 
         def ask(some: list[str], by_descriptor: bool) -> Awaitable[Embeddings]:
-            return self._embed(some, wanted, by_descriptor)
+            return self._embed(some, deadline.into(wanted), by_descriptor)
 
         try:
-            async for part in self._in_calls(texts, ask, kind, seconds):
+            async for part in self._in_calls(texts, ask, kind, deadline):
                 end = start + len(part)
                 columns, dtype = part.vectors.shape[1], part.vectors.dtype
                 self._row_bytes[kind] = columns * dtype.itemsize
@@ -171,7 +177,7 @@ class AsyncEmbedder:
                 [0, wanted],
                 "o",
                 descriptors=[descriptor_of(source)],
-                seconds=_patience(dict(options)),
+                seconds=_Deadline(options).patience(),
             )
         except UnknownMethod:
             raise errors.Failed("this service is older than jobs: embed the texts") from None
@@ -274,16 +280,17 @@ class AsyncEmbedder:
         texts: list[str],
         ask: Callable[[list[str], bool], Awaitable[_T]],
         kind: tuple[Any, ...] = (),
-        seconds: float | None = None,
+        deadline: _Deadline | None = None,
     ) -> AsyncIterator[_T]:
         """What ``ask`` answers for one part of ``texts`` after the other; where there are none, for that.
 
         It is told whether the answer comes in a descriptor, as many vectors of a ``kind`` do.
         """
+        deadline = deadline or _Deadline({})
         start, bytes_max, room_s = 0, _CALL_BYTES_MAX, 0.0
         while True:
             row_bytes = self._row_bytes.get(kind, _UNKNOWN_ROW_BYTES) if kind else 0
-            end = await self._end_of_call(texts, start, row_bytes, seconds, bytes_max)
+            end = await self._end_of_call(texts, start, row_bytes, deadline.patience(), bytes_max)
             bytes_expected = (end - start) * row_bytes
             by_descriptor = self._has_descriptors and bytes_expected > _IN_MESSAGE_BYTES_MAX
             try:
@@ -297,7 +304,7 @@ class AsyncEmbedder:
                 continue
             except (errors.Overloaded, errors.QuotaExceeded) as reason:
                 pause = errors.pause_of(reason)
-                if pause > room_s:
+                if pause > room_s or pause >= deadline.left():
                     raise
                 room_s -= pause
                 await asyncio.sleep(pause)
@@ -314,7 +321,7 @@ class AsyncEmbedder:
             if end == len(texts):
                 return
             # By a refusal of a later call what is here already would be lost.
-            start, room_s = end, _ROOM_S if seconds is None else seconds
+            start, room_s = end, _ROOM_S
 
     async def _end_of_call(
         self,
@@ -349,7 +356,7 @@ class AsyncEmbedder:
         """One call. Raises ``UnknownMethod`` where the service does not have this one."""
         method = self._embed_to_descriptor if by_descriptor else self._embed_packed
         asked = [texts, options.variants(wanted)]
-        answer = await method(asked, _encoding(wanted), _patience(wanted))
+        answer = await method(asked, _encoding(wanted), _Deadline(wanted).patience())
         if len(answer) != len(texts):
             raise errors.UnexpectedReply(f"{len(answer)} vectors came for {len(texts)} texts")
         return answer
@@ -373,11 +380,51 @@ class AsyncEmbedder:
         return embeddings.from_descriptors(descriptors, [*shape, plain(info)], encoding)
 
 
+class _Deadline:
+    """``deadline_ms`` of all calls for one list together."""
+
+    def __init__(self, wanted: Mapping[str, Any]) -> None:
+        deadline = options.variants(wanted).get("deadline_ms")
+        self._seconds: float = deadline.value / 1000 if deadline else math.inf
+        self._begun: float | None = None
+
+    def left(self) -> float:
+        """Seconds, endless ones without a deadline."""
+        if self._begun is None:
+            return self._seconds
+        return self._seconds - (asyncio.get_running_loop().time() - self._begun)
+
+    def patience(self) -> float | None:
+        """Seconds until a call is waited for no more: a service that hangs keeps no deadline by itself."""
+        return None if self._seconds == math.inf else max(self.left(), 0.0) + _LATE_S
+
+    def into(self, wanted: dict[str, Any]) -> dict[str, Any]:
+        """Options of the next call, with what those before have left. Time runs from the first."""
+        if self._seconds == math.inf:
+            return wanted
+        if self._begun is None:
+            self._begun = asyncio.get_running_loop().time()
+            return wanted
+        left_ms = int(self.left() * 1000)
+        if left_ms <= 0:
+            sentence = f"deadline_ms ({self._seconds * 1000:.0f}) passed before all texts were embedded"
+            raise errors.DeadlineExceeded(f"{sentence}: allow more time or send less")
+        return wanted | {"deadline_ms": left_ms}
+
+
 def several(what: str, texts: Iterable[str]) -> list[str]:
-    """All of some texts. One alone is refused, which would be taken for its letters or its bytes."""
+    """All of some texts. What would be taken for others is refused: one text for its letters or its bytes,
+    a mapping for its keys, a table for the names of its columns; and a set, whose order nobody knows."""
+    kind, right = type(texts).__name__, "a sequence of str is right"
     if isinstance(texts, str | bytes | bytearray):
-        kind = type(texts).__name__
-        raise TypeError(f"{what} is a {kind}; a sequence of str is right, such as [text]")
+        raise TypeError(f"{what} is a {kind}; {right}, such as [text]")
+    if isinstance(texts, Mapping):
+        raise TypeError(f"{what} is a {kind}; {right}, such as its values()")
+    if isinstance(texts, set | frozenset):
+        raise TypeError(f"{what} is a {kind}, which has no order; {right}, such as sorted(…) of it")
+    shape = getattr(texts, "shape", None)
+    if isinstance(shape, tuple) and len(shape) > 1:
+        raise TypeError(f"{what} is a {kind} of {len(shape)} dimensions; {right}, such as one column of it")
     return list(texts)
 
 
@@ -388,9 +435,3 @@ def _bytes_of(text: str) -> int:
 
 def _encoding(wanted: Mapping[str, Any]) -> str:
     return str(wanted.get("encoding", "f32"))
-
-
-def _patience(wanted: dict[str, Any]) -> float | None:
-    """Seconds until a call is waited for no more: a service that hangs keeps no deadline by itself."""
-    deadline = options.variants(wanted).get("deadline_ms")
-    return deadline.value / 1000 + _LATE_S if deadline else None

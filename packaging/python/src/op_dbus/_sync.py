@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import numbers
 import os
+import sys
 import threading
 import warnings
 import weakref
@@ -17,10 +19,14 @@ from ._aio import AsyncEmbedder, several
 from ._bus import BEFORE_FORK
 from ._jobs import AsyncJob, Framing, Progress, Source
 from .embeddings import Embeddings
+from .errors import NotReachable
 from .options import Options
 from .properties import Properties
 
 _T = TypeVar("_T")
+_CLOSED = "this client is closed: make a new one"
+_CLOSED_MEANWHILE = "this client was closed meanwhile"
+_AT_THE_END = "Python is ending, and the clients' threads with it: ask and close them before, at the latest in atexit"
 
 
 class Job:
@@ -66,7 +72,10 @@ class Embedder:
         one it waits as long as the service takes. See :class:`AsyncEmbedder` and its ``connect``,
         which is done here.
         """
-        self._timeout = timeout
+        self._timeout = _seconds(timeout)
+        self._client = AsyncEmbedder(bus, direct=direct)
+        if sys.is_finalizing():
+            raise RuntimeError(_AT_THE_END)
         self._process = os.getpid()
         self._lock = threading.Lock()
         self._closed = False
@@ -75,7 +84,6 @@ class Embedder:
             target=_run, args=[self._loop], name="op-dbus client", daemon=True
         )
         self._thread.start()
-        self._client = AsyncEmbedder(bus, direct=direct)
         # A bus takes so many connections of a user, and the thread would never end.
         self._lost = weakref.finalize(self, _lost, self._client, self._loop, self._process)
         self._lost.atexit = False
@@ -86,6 +94,8 @@ class Embedder:
             raise
 
     def __enter__(self) -> Self:
+        if self._closed:
+            raise RuntimeError(_CLOSED)
         return self
 
     def __exit__(
@@ -100,6 +110,10 @@ class Embedder:
         """Leaves the bus and ends the thread. Vectors that were returned stay valid."""
         if os.getpid() != self._process:
             # The thread and the connection are the other process's.
+            return
+        if sys.is_finalizing():
+            # The thread has stopped where it was and would be waited for without end, and so would a lock of a
+            # thread that has. The connection ends with the process.
             return
         with self._lock:
             if self._closed:
@@ -161,13 +175,16 @@ class Embedder:
         if os.getpid() != self._process:
             call.close()
             raise RuntimeError(BEFORE_FORK)
+        if sys.is_finalizing():
+            call.close()
+            raise RuntimeError(_AT_THE_END)
         if threading.current_thread() is self._thread:
             call.close()
             raise RuntimeError("a client can't be asked from its own thread, where its answer would come")
         with self._lock:
             if self._closed:
                 call.close()
-                raise RuntimeError("this client is closed")
+                raise RuntimeError(_CLOSED)
             calling = asyncio.run_coroutine_threadsafe(call, self._loop)
         try:
             return calling.result(self._timeout)
@@ -175,7 +192,12 @@ class Embedder:
             calling.cancel()
             raise TimeoutError(f"no answer within {self._timeout} s: see timeout") from None
         except concurrent.futures.CancelledError:
-            raise RuntimeError("this client was closed meanwhile") from None
+            raise RuntimeError(_CLOSED_MEANWHILE) from None
+        except NotReachable:
+            # Of a call under way its connection tells first, as a rule; it does not know whose doing that was.
+            if self._closed:
+                raise RuntimeError(_CLOSED_MEANWHILE) from None
+            raise
         except BaseException:
             # An interrupt of the waiting thread; otherwise the call has ended already.
             calling.cancel()
@@ -184,6 +206,20 @@ class Embedder:
             # Its error knows this frame, and through it all that the callers hold: vectors, too,
             # which would stay mapped until the next collection of cycles.
             del calling
+
+
+def _seconds(timeout: float | None) -> float | None:
+    """``timeout`` as it was given. Raises ``TypeError`` or ``ValueError`` where nothing can be waited for that long."""
+    if timeout is None:
+        return None
+    right = "or None to wait as long as the service takes"
+    if not isinstance(timeout, numbers.Real) or isinstance(timeout, bool):
+        raise TypeError(f"timeout is a {type(timeout).__name__}; a number of seconds is right, {right}")
+    # A NaN is neither more nor less than anything.
+    if not 0 < timeout <= threading.TIMEOUT_MAX:
+        most = int(threading.TIMEOUT_MAX)
+        raise ValueError(f"timeout is {timeout}; more than 0 and up to {most} seconds is right, {right}")
+    return float(timeout)
 
 
 def _abandon(jobs: list[AsyncJob]) -> None:

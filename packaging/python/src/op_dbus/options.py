@@ -31,7 +31,8 @@ class Options(TypedDict, total=False):
     priority: Literal["interactive", "bulk"]
     """Large calls are bulk whatever they ask for."""
     deadline_ms: int
-    """Milliseconds after which the vectors are of no use, counted from when a call is sent, for each."""
+    """Milliseconds after which the vectors are of no use, counted from when the call is sent. A list that
+    becomes several calls has them for all together, from when the first is asked."""
     expect_space: str
     """The vector space of the caller's index; another one is refused with ``WrongSpace``."""
     device: str
