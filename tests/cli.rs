@@ -1,7 +1,9 @@
 //! The command line as a client of the service: text, JSON, and exit codes.
 
+mod away;
 mod full;
 mod outputs;
+mod streams;
 mod waiting;
 
 use std::os::unix::fs::symlink;
@@ -21,7 +23,9 @@ use crate::harness::{Outcome, within};
 
 /// The tests of all modules.
 pub fn all() -> Vec<Test> {
-    [tests(), full::tests(), outputs::tests(), waiting::tests()].into_iter().flatten().collect()
+    let others =
+        [away::tests(), full::tests(), outputs::tests(), streams::tests(), waiting::tests()];
+    tests().into_iter().chain(others.into_iter().flatten()).collect()
 }
 
 tests! {
@@ -39,8 +43,6 @@ tests! {
     a_store_that_is_not_there_is_told: [],
     a_name_beside_all_is_not_passed_over: [],
     settings_are_shown_with_their_origin: [],
-    a_closed_pipe_is_no_error: [Bus],
-    a_full_standard_error_changes_no_exit_code: [Bus],
 }
 
 fn json_lines(text: &str) -> Outcome<Vec<Value>> {
@@ -353,46 +355,4 @@ async fn settings_are_shown_with_their_origin() -> Outcome {
     assert_eq!(refused.code, Some(2), "{}", refused.stdout);
     assert!(refused.stderr.contains("--config"), "{}", refused.stderr);
     Ok(())
-}
-
-/// `op-dbus … | head -1` ends quietly.
-async fn a_closed_pipe_is_no_error() -> Outcome {
-    let (bus, _setup, daemon) = Setup::sim()?.alone().await?;
-    let mut command = clean("sh");
-    command.args(["-c", "\"$0\" embed --csv --bus \"$1\" | head -c 1"]);
-    command.arg(op_dbus()).arg(bus.address());
-    let lines = "one more text\n".repeat(5000);
-    let finished = finish(command, &lines).await?;
-    assert_eq!(finished.stdout.len(), 1);
-    assert_eq!(finished.stderr, "", "{}", finished.stderr);
-    // But one that is full is.
-    for words in ["embed text", "config show", "--version"] {
-        let mut command = clean("sh");
-        command.args(["-c", &format!("exec \"$0\" {words} >/dev/full")]);
-        command.arg(op_dbus()).env("OP_DBUS_BUS", bus.address());
-        let finished = finish(command, "").await?;
-        assert_eq!(finished.code, Some(1), "{words}: {}", finished.stderr);
-        assert!(finished.stderr.contains("No space left"), "{words}: {}", finished.stderr);
-    }
-    daemon.stop().await
-}
-
-/// Who can't be told why is told by the exit code.
-async fn a_full_standard_error_changes_no_exit_code() -> Outcome {
-    let (bus, _setup, daemon) = Setup::sim()?.alone().await?;
-    let long = "x".repeat(1000);
-    for (words, code) in [
-        (&["embed", "--level", "nosuch", "x"][..], 1),
-        (&["embde"], 2),
-        (&["status", "--bus", "unix:path=/nonexistent/bus"], 3),
-        (&["similarity", &long, "x"], 0),
-    ] {
-        let mut command = clean("sh");
-        command.args(["-c", "\"$0\" \"$@\" 2>/dev/full"]).arg(op_dbus()).args(words);
-        command.env("OP_DBUS_BUS", bus.address());
-        let finished = finish(command, "").await?;
-        assert_eq!(finished.code, Some(code), "{words:?}");
-        assert_eq!(finished.stdout.is_empty(), code != 0, "{words:?}");
-    }
-    daemon.stop().await
 }

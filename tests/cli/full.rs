@@ -1,18 +1,13 @@
 //! `op-dbus embed` and `rank` with a queue that is full, with one that is smaller than their calls, and with a service
-//! that is restarted, is stopped, or hangs.
+//! that hangs.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use futures_util::TryStreamExt;
 use op_dbus_api::{BUS_NAME, Error, ErrorName, Info, ROOT_PATH};
-use zbus::fdo::MonitoringProxy;
-use zbus::message::{Flags, Header};
 use zbus::object_server::Interface;
-use zbus::{Connection, MessageStream, OwnedFd, OwnedVariant};
+use zbus::{Connection, OwnedVariant};
 
 use super::json_lines;
 use crate::harness::Outcome;
@@ -23,9 +18,6 @@ use crate::harness::registry::tests;
 
 tests! {
     later_calls_wait_until_there_is_room: [Bus],
-    a_service_that_ends_and_comes_back_is_waited_for: [Bus],
-    a_service_that_is_stopped_is_not_started: [Bus],
-    who_was_refused_by_descriptor_starts_no_service_either: [Bus],
     a_service_that_hangs_is_given_up_by_the_deadline: [Bus],
     room_after_the_deadline_is_not_waited_for: [Bus],
     a_call_that_is_too_large_is_made_smaller: [Bus],
@@ -33,11 +25,10 @@ tests! {
 
 /// How often a call is refused.
 const REFUSALS: usize = 20;
-/// What a bus says of a call to nobody for which it is to start nobody.
-const UNOWNED: &str = "org.freedesktop.DBus.Error.NameHasNoOwner";
 
 /// A service that has room for the first call at once, and for each later one after some refusals, but for those that
-/// find it on its way out, for good or to come back. Its vectors have one dimension: the length of each text.
+/// find it on its way out, for good or to come back, and the one after which it is gone. Its vectors have one dimension:
+/// the length of each text.
 #[derive(Default)]
 struct Full {
     /// The first texts of calls, as they came.
@@ -53,7 +44,7 @@ impl Full {
     }
 }
 
-fn lengths(texts: &[String]) -> (Vec<u8>, u32, u32, Info) {
+pub fn lengths(texts: &[String]) -> (Vec<u8>, u32, u32, Info) {
     let bytes = texts.iter().flat_map(|text| (text.len() as f32).to_le_bytes()).collect();
     (bytes, texts.len() as u32, 1, Info::default())
 }
@@ -75,15 +66,17 @@ impl Full {
             let sentence = "the queue is full; try again in 60000 ms";
             return Err(Error::new(ErrorName::Overloaded, sentence));
         }
-        if ["back", "gone"].contains(&&*texts[0]) && before == 0 {
+        if ["back", "gone", "last"].contains(&&*texts[0]) && before == 0 {
             // When its caller hears of it, nobody has the name any more.
             connection.release_name(BUS_NAME).await.expect("the bus takes the name back");
+        }
+        if ["back", "gone"].contains(&&*texts[0]) && before == 0 {
             return Err(Error::new(ErrorName::ShuttingDown, "it is shutting down"));
         }
         if texts[0] == "back" && before == 1 {
             return Err(Error::new(ErrorName::NotReady, "the model is being loaded"));
         }
-        if !["first", "later", "back"].contains(&&*texts[0]) && before < REFUSALS {
+        if !["first", "later", "back", "last", "more"].contains(&&*texts[0]) && before < REFUSALS {
             let sentence = "wait for earlier calls, or try again in 1 ms";
             return Err(Error::new(ErrorName::QuotaExceeded, sentence));
         }
@@ -107,43 +100,22 @@ impl Full {
 }
 
 /// Such a service on the bus, and the tries of its callers.
-async fn full(bus: &PrivateBus) -> Outcome<(Connection, Arc<Mutex<Vec<String>>>)> {
+pub async fn full(bus: &PrivateBus) -> Outcome<(Connection, Arc<Mutex<Vec<String>>>)> {
     let service = Full::default();
     let tries = Arc::clone(&service.tries);
     Ok((serve(bus, service).await?, tries))
 }
 
-async fn serve(bus: &PrivateBus, service: impl Interface) -> Outcome<Connection> {
+/// A service on the bus that has no name yet.
+pub async fn nameless(bus: &PrivateBus, service: impl Interface) -> Outcome<Connection> {
     let builder = zbus::connection::Builder::address(bus.address());
-    Ok(builder.serve_at(ROOT_PATH, service).name(BUS_NAME).build().await?)
+    Ok(builder.serve_at(ROOT_PATH, service).build().await?)
 }
 
-/// A bus that would start the service, and a file that is there once it has tried.
-async fn starting(folder: &Path) -> Outcome<(PrivateBus, PathBuf)> {
-    let (started, config) = (folder.join("started"), folder.join("services.conf"));
-    let exec = format!("/bin/touch {}", started.display());
-    let service = format!("[D-BUS Service]\nName={BUS_NAME}\nExec={exec}\n");
-    fs::write(folder.join(format!("{BUS_NAME}.service")), service)?;
-    let services = format!("<servicedir>{}</servicedir>", folder.display());
-    fs::write(&config, format!("<busconfig>{services}</busconfig>"))?;
-    Ok((PrivateBus::start_with(&[&config], |command| command).await?, started))
-}
-
-/// Has the service back on the bus once somebody was told that nobody has its name.
-async fn comes_back(bus: &PrivateBus, service: Connection) -> Outcome {
-    let connection = bus.connect().await?;
-    MonitoringProxy::new(&connection).await?.become_monitor(&[], 0).await?;
-    let mut said = MessageStream::from(connection);
-    tokio::spawn(async move {
-        while let Some(message) = said.try_next().await? {
-            let is_missed = message.header().error_name().is_some_and(|it| it.as_str() == UNOWNED);
-            if is_missed {
-                return service.request_name(BUS_NAME).await;
-            }
-        }
-        Ok(())
-    });
-    Ok(())
+pub async fn serve(bus: &PrivateBus, service: impl Interface) -> Outcome<Connection> {
+    let connection = nameless(bus, service).await?;
+    connection.request_name(BUS_NAME).await?;
+    Ok(connection)
 }
 
 async fn room_after_the_deadline_is_not_waited_for() -> Outcome {
@@ -177,75 +149,6 @@ async fn later_calls_wait_until_there_is_room() -> Outcome {
     assert_eq!(again.len(), refused.len() * REFUSALS, "{again:?}");
     // How many lines are a call's goes by how fast they come; the first line's call alone was not refused.
     assert!((2..=5).contains(&refused.len()), "{refused:?}");
-    Ok(())
-}
-
-async fn a_service_that_ends_and_comes_back_is_waited_for() -> Outcome {
-    let folder = tempfile::tempdir()?;
-    let (bus, started) = starting(folder.path()).await?;
-    let (service, tries) = full(&bus).await?;
-    comes_back(&bus, service.clone()).await?;
-    assert_eq!(cli(&bus, &["embed", "--csv", "back"]).await?.success()?, "4\n");
-    assert_eq!(*tries.lock().unwrap_or_else(PoisonError::into_inner), ["back"; 3]);
-    assert!(!started.exists());
-    Ok(())
-}
-
-async fn a_service_that_is_stopped_is_not_started() -> Outcome {
-    let folder = tempfile::tempdir()?;
-    let (bus, started) = starting(folder.path()).await?;
-    let (_service, tries) = full(&bus).await?;
-    let refused = cli(&bus, &["embed", "--deadline-ms", "1000", "gone"]).await?;
-    assert_eq!(refused.code, Some(3), "{}", refused.stderr);
-    assert!(refused.stderr.contains("start it with `op-dbus daemon"), "{}", refused.stderr);
-    assert_eq!(*tries.lock().unwrap_or_else(PoisonError::into_inner), ["gone"]);
-    assert!(!started.exists());
-    // A bus that is asked for the service would have started it.
-    cli(&bus, &["embed", "x"]).await?;
-    assert!(started.exists());
-    Ok(())
-}
-
-/// Tells who comes with a descriptor that it ends, and takes what comes after that.
-#[derive(Default)]
-struct Ending {
-    /// Calls for which no service is to be started.
-    starting_none: Arc<AtomicUsize>,
-}
-
-#[zbus::interface(name = "org.opdbus.Embedding1.Embedder")]
-impl Ending {
-    async fn embed_from_fd(
-        &self,
-        _source: OwnedFd,
-        _options: HashMap<String, OwnedVariant>,
-    ) -> Result<(OwnedFd, u32, u32, Info), Error> {
-        Err(Error::new(ErrorName::ShuttingDown, "it is shutting down"))
-    }
-
-    async fn embed_packed(
-        &self,
-        texts: Vec<String>,
-        _options: HashMap<String, OwnedVariant>,
-        #[zbus(header)] header: Header<'_>,
-    ) -> Result<(Vec<u8>, u32, u32, Info), Error> {
-        if header.primary().flags().contains(Flags::NO_AUTO_START) {
-            self.starting_none.fetch_add(1, Ordering::Relaxed);
-        }
-        Ok(lengths(&texts))
-    }
-}
-
-async fn who_was_refused_by_descriptor_starts_no_service_either() -> Outcome {
-    let bus = PrivateBus::start().await?;
-    let service = Ending::default();
-    let starting_none = Arc::clone(&service.starting_none);
-    let _service = serve(&bus, service).await?;
-    // It tells no limits, so that one text is a call of its own and more go by descriptor.
-    let lines = "x\n".repeat(200);
-    let out = cli_with_input(&bus, &["embed", "--csv"], &lines).await?.success()?;
-    assert_eq!(out, "1\n".repeat(200));
-    assert!(starting_none.load(Ordering::Relaxed) > 0);
     Ok(())
 }
 

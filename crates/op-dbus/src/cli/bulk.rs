@@ -10,7 +10,12 @@ use memmap2::MmapOptions;
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use op_dbus_api::{EmbedderProxy, Info, option};
 use op_dbus_daemon::memfd;
-use zbus::{Fd, Variant};
+use zbus::proxy::MethodFlags;
+use zbus::{DynamicTuple, Fd, Variant};
+
+/// How a service is called that has answered before. Where it is away now, who restarts it does that, and who has
+/// stopped it does not want it.
+pub const FLAGS: MethodFlags = MethodFlags::NO_AUTO_START;
 
 /// Why there are no vectors.
 #[derive(Debug)]
@@ -24,7 +29,7 @@ pub enum Error {
 /// Vectors, row-major, with the number of rows and their dimensions; and information.
 pub type Reply = (Bytes, (u32, u32), Info);
 
-/// The vectors of `texts`, none of which may hold a NUL.
+/// The vectors of `texts`, none of which may hold a NUL, from a service that has answered before.
 ///
 /// # Errors
 /// What the service answers, and what stands in the way of memfds.
@@ -35,8 +40,11 @@ pub async fn embed(
 ) -> Result<Reply, Error> {
     options.insert(option::FRAMING, "nul".into());
     let source = sealed(texts).map_err(Error::Memfd)?;
-    let reply = embedder.embed_from_fd(Fd::from(source.as_fd()), options).await;
-    let (vectors, rows, dimensions, info) = reply.map_err(Error::Call)?;
+    let arguments = DynamicTuple((Fd::from(source.as_fd()), options));
+    let reply = embedder.inner().call_with_flags("EmbedFromFd", FLAGS, &arguments).await;
+    let reply = reply.and_then(|reply| reply.ok_or(zbus::Error::InvalidReply));
+    let (vectors, rows, dimensions, info): (zbus::OwnedFd, u32, u32, Info) =
+        reply.map_err(Error::Call)?;
     let vectors = mapped(&File::from(OwnedFd::from(vectors))).map_err(Error::Memfd)?;
     Ok((vectors, (rows, dimensions), info))
 }

@@ -1,13 +1,14 @@
 //! Who calls for vectors: by file descriptors or in replies, in smaller calls where one is too large, and
 //! with the wait while the service is full, or ends and comes back.
 
+use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use op_dbus_api::{EmbedderProxy, Error, ErrorName, is_about_text, retry_after};
+use op_dbus_api::{EmbedderProxy, Error, ErrorName, Info, is_about_text, retry_after};
+use serde_bytes::ByteBuf;
 use tokio::sync::Mutex;
-use zbus::DynamicTuple;
-use zbus::proxy::MethodFlags;
+use zbus::{DynamicTuple, fdo};
 
 use super::bulk;
 use super::client::absence;
@@ -24,7 +25,7 @@ const ROOM: Duration = Duration::from_secs(120);
 const PAUSE: Duration = Duration::from_secs(1);
 const PAUSE_MIN: Duration = Duration::from_millis(10);
 
-/// What each call needs.
+/// What each call needs. The service has answered before there is a caller: when it is away later, it is waited for.
 pub struct Caller {
     service: Service,
     embedder: EmbedderProxy<'static>,
@@ -33,7 +34,7 @@ pub struct Caller {
     inline_texts_max: usize,
     /// Whether the service is known to have no calls by file descriptors, or no way for these.
     inline_alone: AtomicBool,
-    /// Whether a call had to wait for room, or for a service that ends.
+    /// Whether a call had to wait for room, or for a service that ends or is away.
     is_full: AtomicBool,
     /// Whose turn it is then, in the order of the calls: else later ones would take the room that earlier ones come back
     /// for.
@@ -41,10 +42,10 @@ pub struct Caller {
 }
 
 impl Caller {
-    /// A caller that has not called yet; the vectors of so many texts fit a reply.
+    /// A caller of a service that has answered something; the vectors of so many texts fit a reply.
     ///
     /// # Errors
-    /// Exit code 3 when the service is not there.
+    /// Exit code 3 when the bus goes away.
     pub async fn new(
         service: Service,
         options: Options,
@@ -74,12 +75,8 @@ impl Caller {
                     let vectors = (bytes, self.options.encoding);
                     return Ok(vec![Reply::new((first, texts), vectors, shape, info)?]);
                 }
-                // It is not to be started by what is asked again.
-                Err(bulk::Error::Call(error)) if is(&error, ErrorName::ShuttingDown) => {
-                    self.is_full.store(true, Ordering::Relaxed);
-                }
-                // Others of this user may have all streams: there is still the queue. And a provider
-                // that has failed is replaced in the midst of these calls alone.
+                // What is waited for is waited for there, and others of this user may have all streams, but not the
+                // queue. A provider that has failed is replaced in the midst of these calls alone.
                 Err(bulk::Error::Call(error))
                     if pause_of(&error).is_some() || is(&error, ErrorName::WorkerFailed) => {}
                 Err(bulk::Error::Call(error)) if is_unknown(&error) => {
@@ -88,9 +85,7 @@ impl Caller {
                 Err(bulk::Error::Call(error)) => {
                     return Err(self.service.failure(&error).about_texts(first, name));
                 }
-                Err(bulk::Error::Memfd(error)) => {
-                    return Err(Failure::refused(format!("a memfd can't be used ({error})")));
-                }
+                Err(bulk::Error::Memfd(error)) => return Err(unshared(&error)),
             }
         }
         self.parts(first, texts, name).await
@@ -157,16 +152,18 @@ impl Caller {
             (0, deadline) => deadline.unwrap_or(FIRST_ROOM).min(FIRST_ROOM),
             _ => self.options.limit().unwrap_or(ROOM),
         };
-        let (mut turn, mut waited) = (None, false);
+        let (mut turn, mut waited, mut is_again) = (None, false, false);
         loop {
             if turn.is_none() && self.is_full.load(Ordering::Relaxed) {
                 turn = Some(self.turn.lock().await);
             }
-            let answer = self.answer(self.embed(&texts, turn.is_none())).await?;
+            let answer = self.answer(self.embed(&texts)).await?;
             let error = answer.as_ref().err();
-            let is_away = turn.is_some() && error.is_some_and(|error| absence(error).is_some());
-            let pause = if is_away { Some(PAUSE) } else { error.and_then(pause_of) };
-            let Some(pause) = pause else {
+            // What takes the service down with it each time would do so until nobody restarts it any more.
+            let is_lost = error.is_some_and(is_lost);
+            let is_in_vain = is_lost && is_again;
+            is_again |= is_lost;
+            let Some(pause) = error.and_then(pause_of).filter(|_| !is_in_vain) else {
                 if turn.is_some() && !waited {
                     // There is room for more again.
                     self.is_full.store(false, Ordering::Relaxed);
@@ -190,19 +187,12 @@ impl Caller {
         }
     }
 
-    /// One try. What waits does not start a service that is away: who restarts it does, and who has stopped it does not
-    /// want that.
-    async fn embed(&self, texts: &[&str], may_start: bool) -> Result<bulk::Reply, zbus::Error> {
-        let options = self.options.to_dict();
-        let (bytes, rows, dimensions, info) = match may_start {
-            true => self.embedder.embed_packed(texts, options).await?,
-            false => {
-                let arguments = DynamicTuple((texts, options));
-                let flags = MethodFlags::NO_AUTO_START;
-                let call = self.embedder.inner().call_with_flags("EmbedPacked", flags, &arguments);
-                call.await?.ok_or(zbus::Error::InvalidReply)?
-            }
-        };
+    /// One try.
+    async fn embed(&self, texts: &[&str]) -> Result<bulk::Reply, zbus::Error> {
+        let arguments = DynamicTuple((texts, self.options.to_dict()));
+        let call = self.embedder.inner().call_with_flags("EmbedPacked", bulk::FLAGS, &arguments);
+        let (bytes, rows, dimensions, info): (ByteBuf, u32, u32, Info) =
+            call.await?.ok_or(zbus::Error::InvalidReply)?;
         Ok((bytes.into_vec().into(), (rows, dimensions), info))
     }
 
@@ -227,10 +217,19 @@ fn is_of_all(error: &zbus::Error) -> bool {
     Error::from_reply(error).is_some_and(is_of_all)
 }
 
+/// Whether the service was gone before it answered, as after a crash. The call may be made again: a text has the vector
+/// that it has.
+fn is_lost(error: &zbus::Error) -> bool {
+    matches!(error, zbus::Error::FDO(error) if matches!(**error, fdo::Error::NoReply(_)))
+}
+
 /// How long until a service that takes no call for now is to be asked again, by its own sentence where it is full;
-/// nothing where that is not why. One that is restarted ends first, and loads its model then.
+/// nothing where that is not why. One that is restarted ends first, is away then, and loads its model.
 fn pause_of(error: &zbus::Error) -> Option<Duration> {
     use ErrorName::{NotReady, Overloaded, QuotaExceeded, ShuttingDown};
+    if is_lost(error) || absence(error).is_some() {
+        return Some(PAUSE);
+    }
     let refusal = Error::from_reply(error)?;
     let passes = matches!(refusal.name(), Overloaded | QuotaExceeded | ShuttingDown | NotReady);
     passes.then(|| retry_after(refusal.message()).unwrap_or(PAUSE).max(PAUSE_MIN))
@@ -239,8 +238,17 @@ fn pause_of(error: &zbus::Error) -> Option<Duration> {
 /// The service is older than the method, or the bus carries no file descriptors.
 fn is_unknown(error: &zbus::Error) -> bool {
     match error {
-        zbus::Error::FDO(error) => matches!(**error, zbus::fdo::Error::UnknownMethod(_)),
+        zbus::Error::FDO(error) => matches!(**error, fdo::Error::UnknownMethod(_)),
         zbus::Error::Unsupported => true,
         _ => false,
     }
+}
+
+/// Texts or vectors can't go past the bus, in memory that both ends see.
+fn unshared(error: &io::Error) -> Failure {
+    let remedy = match error.kind() == io::ErrorKind::FileTooLarge {
+        true => ": it counts as a file; raise the limit of file sizes (`ulimit -f`, LimitFSIZE=)",
+        false => "",
+    };
+    Failure::refused(format!("a memfd can't be used ({error}){remedy}"))
 }

@@ -1,7 +1,7 @@
 //! `op-dbus embed`: texts in, vectors out, streamed.
 
 use std::fmt;
-use std::io::{IsTerminal, Write};
+use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -15,7 +15,7 @@ use super::output::{Format, Writer};
 use super::packed::{Options, Reply, Space};
 use super::places::Places;
 use super::texts::{CallLimits, Source, Texts};
-use super::{BusArgs, Done, EXIT_CODES, Failure, connect, tell, terminal};
+use super::{BusArgs, Done, EXIT_CODES, Failure, connect, standard, tell, terminal};
 
 /// Calls under way at once: enough that the service always has the next batch at hand.
 const CALLS_IN_FLIGHT: usize = 3;
@@ -67,7 +67,7 @@ pub struct Args {
 
 impl Args {
     fn format(&self) -> Format {
-        let for_person = self.output.is_none() && std::io::stdout().is_terminal();
+        let for_person = self.output.is_none() && io::stdout().is_terminal();
         match (self.json, self.npy, self.csv) {
             (true, ..) => Format::Json,
             (_, true, _) => Format::Npy,
@@ -84,7 +84,7 @@ impl Args {
 pub fn run(mut args: Args) -> Done {
     args.output.take_if(|path| STDOUT.iter().any(|name| path == Path::new(name)));
     let format = args.format();
-    if format == Format::Npy && args.output.is_none() && std::io::stdout().is_terminal() {
+    if format == Format::Npy && args.output.is_none() && io::stdout().is_terminal() {
         return Err(Failure::usage("--npy is not for a terminal: use --output, or a pipe"));
     }
     super::block_on(embed(args, format))
@@ -97,7 +97,9 @@ async fn embed(args: Args, format: Format) -> Done {
     let output = args.output;
     let to = output.as_deref();
     let mut writer = Writer::new(format, to).map_err(|error| Failure::writing(to, &error))?;
-    let texts = Texts::read(Source::new(args.texts, args.file), args.options.limits(inline));
+    let source = Source::new(args.texts, args.file);
+    source.apart_from(writer.begun(to))?;
+    let texts = Texts::read(source, args.options.limits(inline));
     let places = texts.places();
     let mut summary = Summary { cut: args.options.cut(), ..Summary::default() };
     let caller = Caller::new(service, args.options, inline.texts_max).await?;
@@ -112,6 +114,10 @@ async fn embed(args: Args, format: Format) -> Done {
             progress.inc(reply.texts.len() as u64);
             writer.write(&reply).map_err(|error| Failure::writing(to, &error))?;
         }
+        // Of a matrix nothing is written before the last text, which may never come.
+        if to.is_none() && standard::is_unread() {
+            return Err(Failure::output(&io::ErrorKind::BrokenPipe.into()));
+        }
     }
     progress.finish_and_clear();
     if format == Format::Npy && summary.texts == 0 {
@@ -125,18 +131,21 @@ async fn embed(args: Args, format: Format) -> Done {
     }
     if matches!(format, Format::Table { .. }) && summary.texts > 0 {
         let line = summary.line();
-        writeln!(std::io::stdout(), "{line}").map_err(|error| Failure::output(&error))?;
+        writeln!(standard::output(), "{line}").map_err(|error| Failure::output(&error))?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
 /// A counter on a terminal, unless the vectors themselves go there.
 fn progress(to_file: bool) -> ProgressBar {
-    if !to_file && std::io::stdout().is_terminal() {
+    if !to_file && io::stdout().is_terminal() {
         return ProgressBar::hidden();
     }
-    let style = ProgressStyle::with_template("{spinner} {human_pos} texts, {rate}, {elapsed}")
+    let style = ProgressStyle::with_template("{spinner} {texts}, {rate}, {elapsed}")
         .unwrap_or_else(|_| ProgressStyle::default_spinner())
+        .with_key("texts", |state: &ProgressState, out: &mut dyn fmt::Write| {
+            out.write_str(&terminal::counted(state.pos(), "text", "texts")).ok();
+        })
         .with_key("rate", |state: &ProgressState, out: &mut dyn fmt::Write| {
             let rate = state.per_sec();
             let digits = usize::from(rate < 10.0);

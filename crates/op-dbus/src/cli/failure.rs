@@ -9,8 +9,8 @@ use op_dbus_api::about_text;
 use op_dbus_daemon::settings::Mistakes;
 use serde::Serialize;
 
-use super::Done;
 use super::terminal::harmless;
+use super::{Done, standard};
 
 /// The exit codes, as every command's help lists them.
 pub const EXIT_CODES: &str = "\
@@ -32,20 +32,24 @@ pub fn tell(sentence: impl fmt::Display) {
 
 /// Ends a command with what it prints.
 pub fn printed(out: impl AsRef<[u8]>) -> Done {
-    io::stdout().write_all(out.as_ref()).map_err(|error| Failure::output(&error))?;
+    standard::output().write_all(out.as_ref()).map_err(|error| Failure::output(&error))?;
     Ok(ExitCode::SUCCESS)
 }
 
 /// Prints what is told of a command that does or decides more than that: a reader that has seen enough, and closed its
-/// end of the pipe, neither ends it nor changes how it ends.
+/// end of the pipe, neither ends it nor changes how it ends. Nor does an output that was closed from the start.
 ///
 /// # Errors
 /// When what has a reader can't be written, as on a full disk.
 pub fn print(out: impl AsRef<[u8]>) -> Result<(), Failure> {
-    match io::stdout().write_all(out.as_ref()) {
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+    match standard::output().write_all(out.as_ref()) {
+        Err(error) if is_nobody(&error) => Ok(()),
         written => written.map_err(|error| Failure::output(&error)),
     }
+}
+
+fn is_nobody(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::BrokenPipe || error.raw_os_error() == Some(libc::EBADF)
 }
 
 /// A value as JSON that people can read as well.

@@ -24,6 +24,7 @@ mod providers;
 mod rank;
 mod runtime;
 mod similarity;
+mod standard;
 mod status;
 mod store;
 mod terminal;
@@ -34,7 +35,7 @@ mod unnamed;
 use std::ffi::OsString;
 use std::io::Write;
 use std::process::ExitCode;
-use std::{panic, process};
+use std::{env, panic, process};
 
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use nix::sys::signal::{SigSet, Signal};
@@ -118,7 +119,8 @@ pub struct BusArgs {
 
 /// Reads `--bus`. An empty variable counts as not set, as with every setting.
 fn bus(text: &str) -> Result<Bus, String> {
-    if text.is_empty() { Ok(Bus::System) } else { text.parse() }
+    let is_unset = || env::var_os("OP_DBUS_BUS").is_some_and(|value| value.is_empty());
+    if text.is_empty() && is_unset() { Ok(Bus::System) } else { text.parse() }
 }
 
 /// The complaint about a bus, which names a flag that was not given where the variable was wrong.
@@ -148,7 +150,7 @@ pub fn main() -> ExitCode {
         Ok(cli) => run(cli.command).unwrap_or_else(|failure| failure.report()),
         Err(error) if error.use_stderr() => {
             let message = error.render().to_string();
-            let message = with_source(&message, std::env::args_os());
+            let message = with_source(&message, env::args_os());
             Failure::usage(message.trim_start_matches("error: ").trim_end()).report()
         }
         Err(help) => shown(&help).unwrap_or_else(|failure| failure.report()),
@@ -157,7 +159,7 @@ pub fn main() -> ExitCode {
 
 /// Shows what was asked for instead of a command: help, or the version.
 fn shown(help: &clap::Error) -> Done {
-    let printed = help.print().and_then(|()| std::io::stdout().flush());
+    let printed = help.print().and_then(|()| standard::output().flush());
     printed.map_err(|error| Failure::output(&error))?;
     Ok(ExitCode::SUCCESS)
 }
@@ -270,9 +272,11 @@ mod tests {
         };
         assert!(told(&[b"op-dbus", b"status"]).contains("variable OP_DBUS_BUS is not UTF-8"));
         assert_eq!(told(&[b"op-dbus", b"embed", b"\xff"]), not_utf8);
-        // The complaint is worded by another crate.
-        let wrong = command().try_get_matches_from(["op-dbus", "status", "--bus", "x"]);
-        assert!(wrong.unwrap_err().to_string().contains("for '--bus <BUS>'"));
+        // The complaint is worded by another crate. An empty flag is no address either.
+        for wrong in ["x", ""] {
+            let wrong = command().try_get_matches_from(["op-dbus", "status", "--bus", wrong]);
+            assert!(wrong.unwrap_err().to_string().contains("for '--bus <BUS>'"));
+        }
     }
 
     #[test]

@@ -10,8 +10,9 @@ use op_dbus_daemon::npy;
 
 use super::numbers::Number;
 use super::packed::Reply;
+use super::standard;
 use super::terminal::{Colour, paint, printable};
-use super::unnamed::{self, Unnamed};
+use super::unnamed::{self, Identity, Unnamed, identity};
 
 /// Values of a vector that the table shows.
 const TABLE_VALUES: usize = 4;
@@ -58,7 +59,7 @@ pub struct Writer {
 impl Writer {
     /// A writer to the file `path`, or to standard output.
     pub fn new(format: Format, path: Option<&Path>) -> io::Result<Self> {
-        let Some(path) = path else { return Self::to(format, Box::new(io::stdout()), None) };
+        let Some(path) = path else { return Self::to(format, Box::new(standard::output()), None) };
         let unnamed = Unnamed::new(path, format == Format::Npy)?;
         // A matrix begins where its file does.
         let (file, is_ours) = match &unnamed {
@@ -72,6 +73,15 @@ impl Writer {
             Self::to(format, Box::new(file), None)?
         };
         Ok(Self { unnamed, ..writer })
+    }
+
+    /// The regular file that may have vectors in it before all texts are read, if there is one, where this was made for
+    /// `path`.
+    pub fn begun(&self, path: Option<&Path>) -> Option<Identity> {
+        match self.unnamed {
+            Some(_) => None,
+            None => identity(path.unwrap_or(Path::new("/dev/stdout"))),
+        }
     }
 
     /// A writer to `out`, or of a matrix to `file`.

@@ -44,7 +44,8 @@ pub struct Options {
     /// -127 … 127), or signs as bits, eight in a byte
     #[arg(long, value_parser = encodings(), default_value = "f32")]
     pub(super) encoding: Encoding,
-    /// Give a call up after this many milliseconds
+    /// Fail where a call to the service takes more than this many milliseconds; many texts are many
+    /// calls, and the command goes on for as long as each of them is in time
     #[arg(long, value_name = "MS")]
     deadline_ms: Option<u32>,
     /// Queue class; calls with 64 texts or more are `bulk` in any case

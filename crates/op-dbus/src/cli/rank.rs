@@ -11,7 +11,7 @@ use super::cut::Cut;
 use super::packed::{Options, Reply, Space};
 use super::places::Places;
 use super::texts::{self, CallLimits, Source, Texts};
-use super::{BusArgs, Done, EXIT_CODES, Failure, connect, tell, terminal};
+use super::{BusArgs, Done, EXIT_CODES, Failure, connect, standard, tell, terminal};
 
 /// Calls under way at once.
 const CALLS_IN_FLIGHT: usize = 3;
@@ -96,9 +96,8 @@ async fn rank(args: Args) -> Done {
         }
         best.add(scored(indices, reply));
     }
-    let stdout = std::io::stdout();
-    let for_person = stdout.is_terminal();
-    print(&mut stdout.lock(), &best.candidates, args.json, for_person)
+    let for_person = std::io::stdout().is_terminal();
+    print(&mut standard::output(), &best.candidates, args.json, for_person)
         .map_err(|error| Failure::output(&error))?;
     if query_is_cut {
         tell("the query is longer than the model reads and cut");

@@ -7,7 +7,7 @@ use super::caller::Caller;
 use super::cut::Cut;
 use super::packed::Options;
 use super::places::Places;
-use super::{BusArgs, Done, EXIT_CODES, Failure, connect, tell};
+use super::{BusArgs, Done, EXIT_CODES, Failure, connect, standard, tell};
 
 /// Tell how near two texts are
 #[derive(clap::Args)]
@@ -46,7 +46,7 @@ async fn similarity(args: Args) -> Done {
         true => serde_json::json!({ "similarity": cosine }).to_string(),
         false => format!("{cosine:.6}"),
     };
-    writeln!(std::io::stdout(), "{line}").map_err(|error| Failure::output(&error))?;
+    writeln!(standard::output(), "{line}").map_err(|error| Failure::output(&error))?;
     let mut cut = Cut::default();
     reply.truncated.iter().for_each(|index| cut.add(u64::from(*index)));
     if let Some(warning) = cut.warning(&Places::default()) {

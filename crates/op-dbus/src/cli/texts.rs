@@ -1,17 +1,18 @@
 //! Where texts come from: arguments, files or standard input, one a line, read as they are needed.
 
-use std::fmt;
-use std::fs::File;
-use std::io::{self, BufRead, BufReader, ErrorKind, IsTerminal, Read};
+mod lines;
+
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use futures_util::{Stream, stream};
-use nix::unistd::{AccessFlags, access};
 use tokio::sync::mpsc;
 
-use super::places::{Places, place};
-use super::{Failure, tell};
+use super::Failure;
+use super::places::Places;
+use super::unnamed::{Identity, identity};
+
+pub use lines::{check, decoded, unmarked};
 
 /// How far the reader may be ahead of the calls, which bounds a client's memory, whatever the size of its input.
 const READ_AHEAD_TEXTS: usize = 4096;
@@ -34,13 +35,28 @@ impl Source {
         if !arguments.is_empty() && arguments != [STDIN] {
             return Self::Arguments(arguments);
         }
-        if !files.is_empty() {
-            return Self::Files(files);
+        Self::Files(if files.is_empty() { vec![STDIN.into()] } else { files })
+    }
+
+    /// Refuses to read the file that vectors are written to as they come: they would be texts then, without end.
+    ///
+    /// # Errors
+    /// Exit code 2.
+    pub fn apart_from(&self, output: Option<Identity>) -> Result<(), Failure> {
+        let Self::Files(paths) = self else { return Ok(()) };
+        for path in paths {
+            let is_stdin = path == Path::new(STDIN);
+            let file = identity(if is_stdin { Path::new("/dev/stdin") } else { path });
+            if file.is_some() && file == output {
+                let name = lines::name(path);
+                return Err(Failure::usage(format!(
+                    "{name} is read and written at once: its vectors would be read as texts; write to \
+                     another file, or name the file with --output, which replaces one that is there \
+                     when all is written"
+                )));
+            }
         }
-        if io::stdin().is_terminal() {
-            tell("reading texts from the terminal, one a line; Ctrl-D ends them");
-        }
-        Self::Files(vec![PathBuf::from(STDIN)])
+        Ok(())
     }
 }
 
@@ -183,105 +199,14 @@ fn feed(source: Source, text_bytes_max: usize, outgoing: &Outgoing) -> Result<()
         }
         Source::Files(paths) => {
             // Before the texts of the others are computed for nothing.
-            paths.iter().try_for_each(|path| look(path))?;
+            paths.iter().try_for_each(|path| lines::look(path))?;
             let mut first = 0;
             for path in paths {
-                let (name, mut reader) = open(&path)?;
+                let (name, mut reader) = (lines::name(&path), lines::open(&path)?);
                 outgoing.places.begin(first, &name);
-                first += feed_lines(&mut reader, &name, text_bytes_max, outgoing)?;
+                first += lines::feed(&mut *reader, &name, text_bytes_max, outgoing)?;
             }
         }
-    }
-    Ok(())
-}
-
-/// Refuses what is no file to read. A pipe is not opened for that: who writes to it would see it closed.
-fn look(path: &Path) -> Result<(), Failure> {
-    if path == Path::new(STDIN) {
-        return Ok(());
-    }
-    match access(path, AccessFlags::R_OK) {
-        Ok(()) if path.is_dir() => Err(unread(path.display(), &ErrorKind::IsADirectory.into())),
-        looked => looked.map_err(|errno| unread(path.display(), &errno.into())),
-    }
-}
-
-fn open(path: &Path) -> Result<(String, Box<dyn BufRead>), Failure> {
-    if path == Path::new(STDIN) {
-        return Ok(("standard input".to_owned(), Box::new(BufReader::new(io::stdin()))));
-    }
-    let file = File::open(path).map_err(|error| unread(path.display(), &error))?;
-    Ok((path.display().to_string(), Box::new(BufReader::new(file))))
-}
-
-fn unread(name: impl fmt::Display, error: &io::Error) -> Failure {
-    Failure::refused(format!("can't read {name}: {error}"))
-}
-
-/// Sends the texts of a file; returns how many there are.
-fn feed_lines(
-    reader: &mut dyn BufRead,
-    name: &str,
-    text_bytes_max: usize,
-    outgoing: &Outgoing,
-) -> Result<u64, Failure> {
-    // One byte over the limit is enough to know; `\r\n` may follow a text of full length, and a mark precede it.
-    let line_bytes_max = u64::try_from(text_bytes_max).unwrap_or(u64::MAX).saturating_add(6);
-    let mut lines = 0;
-    loop {
-        let mut line = Vec::new();
-        (&mut *reader)
-            .take(line_bytes_max)
-            .read_until(b'\n', &mut line)
-            .map_err(|error| unread(name, &error))?;
-        let line = if lines == 0 { unmarked(&line) } else { &line[..] };
-        if line.is_empty() {
-            return Ok(lines);
-        }
-        lines += 1;
-        let place = place(name, lines);
-        let text = line.strip_suffix(b"\n").unwrap_or(line);
-        let text = text.strip_suffix(b"\r").unwrap_or(text);
-        check_length(text.len(), text_bytes_max, &place)?;
-        let text = decoded(text, &place)?;
-        check(text, text_bytes_max, &place)?;
-        if !outgoing.send(text.to_owned()) {
-            return Ok(lines);
-        }
-    }
-}
-
-/// A file without the mark that it may begin with, which is no text of it: how it is written.
-pub fn unmarked(file: &[u8]) -> &[u8] {
-    file.strip_prefix("\u{feff}".as_bytes()).unwrap_or(file)
-}
-
-/// The text of a line's bytes, or of a whole file's.
-pub fn decoded<'a>(bytes: &'a [u8], place: &str) -> Result<&'a str, Failure> {
-    std::str::from_utf8(bytes).map_err(|_| {
-        // UTF-16 begins with its mark, in either order.
-        let is_utf16 = bytes.starts_with(b"\xff\xfe") || bytes.starts_with(b"\xfe\xff");
-        let from = if is_utf16 { "UTF-16" } else { "ENCODING" };
-        Failure::refused(format!(
-            "{place}: not UTF-8 text; mend it, or convert it with `iconv -f {from} -t UTF-8`"
-        ))
-    })
-}
-
-/// What the bus or the service would refuse, refused with the place it stands at.
-pub fn check(text: &str, text_bytes_max: usize, place: &str) -> Result<(), Failure> {
-    check_length(text.len(), text_bytes_max, place)?;
-    if text.contains('\0') {
-        return Err(Failure::refused(format!("{place}: a NUL byte, which D-Bus text can't hold")));
-    }
-    Ok(())
-}
-
-fn check_length(bytes: usize, bytes_max: usize, place: &str) -> Result<(), Failure> {
-    if bytes > bytes_max {
-        return Err(Failure::refused(format!(
-            "{place}: longer than {bytes_max} bytes, the service's limit for one text; split it"
-        )));
     }
     Ok(())
 }
@@ -291,13 +216,6 @@ mod tests {
     use super::*;
 
     const LIMITS: CallLimits = CallLimits { texts_max: 3, bytes_max: 8, text_bytes_max: 6 };
-
-    fn lines(input: &[u8]) -> Result<Vec<String>, Failure> {
-        let (outgoing, mut texts) = channel(LIMITS);
-        feed_lines(&mut &*input, "in", LIMITS.text_bytes_max, &outgoing)?;
-        drop(outgoing);
-        std::iter::from_fn(|| texts.incoming.try_recv().ok()).collect()
-    }
 
     async fn calls(texts: &[&str]) -> Vec<usize> {
         let (outgoing, mut incoming) = channel(LIMITS);
@@ -313,37 +231,6 @@ mod tests {
         }
         assert_eq!(*ahead.bytes.lock().unwrap(), 0, "every text was counted out again");
         sizes
-    }
-
-    #[test]
-    fn one_text_a_line_and_empty_lines_are_texts() {
-        assert_eq!(lines(b"a\n\nb\r\nc").unwrap(), ["a", "", "b", "c"]);
-        assert_eq!(lines(b"").unwrap(), [""; 0]);
-        assert_eq!(lines(b"\n").unwrap(), [""]);
-    }
-
-    #[test]
-    fn a_byte_order_mark_that_a_file_begins_with_is_no_text() {
-        assert_eq!(lines("\u{feff}a\n\u{feff}b\n".as_bytes()).unwrap(), ["a", "\u{feff}b"]);
-        assert_eq!(lines("\u{feff}".as_bytes()).unwrap(), [""; 0]);
-        assert_eq!(lines("\u{feff}123456\r\nx\n".as_bytes()).unwrap(), ["123456", "x"]);
-    }
-
-    #[test]
-    fn a_text_of_full_length_passes_and_one_byte_more_is_refused_with_its_place() {
-        assert_eq!(lines(b"123456\r\nx\n").unwrap(), ["123456", "x"]);
-        let sentence = "in:2: longer than 6 bytes, the service's limit for one text; split it";
-        assert_eq!(lines(b"x\n1234567\n").unwrap_err(), Failure::refused(sentence));
-        assert_eq!(lines(b"x\n1234567890123\n").unwrap_err(), Failure::refused(sentence));
-    }
-
-    #[test]
-    fn what_dbus_text_cannot_hold_is_refused() {
-        let own = "in:1: not UTF-8 text; mend it, or convert it with `iconv -f ENCODING -t UTF-8`";
-        assert_eq!(lines(b"\xff\n").unwrap_err(), Failure::refused(own));
-        assert!(lines(b"\xff\xfea\0\n\0").unwrap_err().message().contains("`iconv -f UTF-16 "));
-        let sentence = "in:1: a NUL byte, which D-Bus text can't hold";
-        assert_eq!(lines(b"a\0b\n").unwrap_err(), Failure::refused(sentence));
     }
 
     #[test]
@@ -375,6 +262,25 @@ mod tests {
             let told = format!("can't read {wrong}: ");
             assert!(refused.message().starts_with(&told), "{}", refused.message());
             assert!(texts.incoming.try_recv().is_err());
+        }
+    }
+
+    #[test]
+    fn what_is_written_to_meanwhile_is_not_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let paths = ["texts", "vectors", "link"].map(|name| folder.path().join(name));
+        std::fs::write(&paths[0], "").unwrap();
+        std::fs::write(&paths[1], "").unwrap();
+        std::fs::hard_link(&paths[1], &paths[2]).unwrap();
+        let output = identity(&paths[1]);
+        let source = |paths: &[PathBuf]| Source::Files(paths.to_vec());
+        assert_eq!(source(&paths[..1]).apart_from(output), Ok(()));
+        assert_eq!(source(&paths).apart_from(None), Ok(()));
+        for path in [1, 2] {
+            let refused = source(&[paths[0].clone(), paths[path].clone()]).apart_from(output);
+            let told = format!("{} is read and written at once: ", paths[path].display());
+            let refused = refused.unwrap_err();
+            assert!(refused.message().starts_with(&told), "{}", refused.message());
         }
     }
 

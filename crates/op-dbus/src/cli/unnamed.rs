@@ -110,6 +110,15 @@ pub fn is_open(path: &Path) -> bool {
     OPEN.iter().any(|open| path.starts_with(open))
 }
 
+/// A regular file, by whatever name: its device, and its number there.
+pub type Identity = (u64, u64);
+
+/// Which regular file has this name, if one has.
+pub fn identity(path: &Path) -> Option<Identity> {
+    let file = fs::metadata(path).ok().filter(fs::Metadata::is_file)?;
+    Some((file.dev(), file.ino()))
+}
+
 /// What has such a name, to write behind what is in it.
 pub fn joined(path: &Path) -> io::Result<File> {
     File::options().append(true).open(path)
