@@ -247,7 +247,7 @@ async fn the_running_service_is_told_beside() -> Outcome {
     assert_eq!(daemon.state(|state| state != "ready").await?, "failed");
     let page = on(&setup, bus.address(), &["cpu"]).await?.success()?;
     let next = page.lines().last().unwrap_or_default();
-    assert!(next.contains("What to do next") && next.contains("systemctl restart"), "{page}");
+    assert!(next.contains("What to do next") && next.contains("then end the service"), "{page}");
     limit_descriptors(&daemon, "1024:").await?;
     daemon.stop().await
 }

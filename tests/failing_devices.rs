@@ -322,7 +322,7 @@ async fn one_that_is_not_there_is_refused_and_not_told_as_lost() -> Outcome {
     let (_bus, _setup, daemon) = ggml()?.alone().await?;
     let change = daemon.client().manager.set_devices(&["0", "7"]).await;
     let why = refused(change, ErrorName::ProviderUnavailable)?;
-    assert!(why.contains("ggml has one device here, 0, and not 7"), "{why}");
+    assert!(why.contains("ggml has one device here, 0, and gpu_device names 7"), "{why}");
     let said = daemon.process.stderr();
     assert!(said.contains("gpu_device is not changed to 0,7: "), "{said}");
     for lost in ["could not be loaded on", "worker lost", "can't be replaced"] {

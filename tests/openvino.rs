@@ -66,7 +66,9 @@ async fn openvino_computes_in_nothing_but_what_it_says() -> Outcome {
     let hint = r#"{"CPU": {"INFERENCE_PRECISION_HINT": "bf16"}}"#;
     let cases = [
         (CONFIG, hint, "INFERENCE_PRECISION_HINT for CPU, which the setting precision decides"),
-        ("gpu_device", "1", "device_type CPU has one device, 0, and not 1"),
+        ("gpu_device", "1", "device_type CPU has one device, 0, and gpu_device names 1"),
+        // None computes without one that is not there.
+        ("gpu_device", "0,1", "and gpu_device names 1 (gpu_device comes from: "),
         ("providers.openvino.device_type", "GPU", "not bring it up with device_type GPU"),
         ("providers.openvino.device_type", "NPU", "NPU computes in f16; set precision to that"),
     ];

@@ -30,6 +30,7 @@ tests! {
     a_library_of_another_provider_is_refused: [Bus, Low, Ggml],
     what_is_named_f32_is_computed_in_it: [Bus, Low, Ggml],
     a_damaged_library_is_not_loaded: [Bus, Low, Ggml],
+    a_library_that_is_another_file_by_now_is_not_loaded: [Bus, Low, Ggml],
     a_worker_lost_on_the_device_is_replaced_there: [Bus, Low, Ggml] => replaced_there("ggml"),
     the_provider_changes_under_load_without_a_failed_call: [Bus, Low, Ggml] =>
         changes_under_load(["ggml", "cpu", "ggml"]),
@@ -217,11 +218,17 @@ async fn what_is_named_f32_is_computed_in_it() -> Outcome {
     daemon.stop().await
 }
 
-/// A store of libraries that is a copy, with one byte of the plugin changed.
-async fn a_damaged_library_is_not_loaded() -> Outcome {
-    let setup = without_library(ggml()?)?;
+/// ggml with a store of libraries that is a copy, and where its plugin is.
+fn copied(setup: Setup) -> Outcome<(Setup, PathBuf)> {
+    let setup = without_library(setup)?;
     copy_folder(&needs::store().join("runtime"), &setup.path("runtime"))?;
     let library = find(&setup.path("runtime"), "libonnxruntime_ggml.so").ok_or("no plugin")?;
+    Ok((setup, library))
+}
+
+/// One byte of it is changed.
+async fn a_damaged_library_is_not_loaded() -> Outcome {
+    let (setup, library) = copied(ggml()?)?;
     let mut bytes = fs::read(&library)?;
     let middle = bytes.len() / 2;
     bytes[middle] ^= 1;
@@ -230,6 +237,23 @@ async fn a_damaged_library_is_not_loaded() -> Outcome {
     assert!(message.contains("libonnxruntime_ggml.so"), "{message}");
     assert!(message.contains("runtime pull --provider ggml"), "{message}");
     Ok(())
+}
+
+/// Once it serves; the other file could be loaded as well.
+async fn a_library_that_is_another_file_by_now_is_not_loaded() -> Outcome {
+    let (setup, library) = copied(Setup::real("low")?.setting("execution_provider", "ggml"))?;
+    let (_bus, setup, daemon) = setup.alone().await?;
+    assert_eq!(provider(&daemon).await?, ("ggml".to_owned(), String::new()));
+    let other = setup.path("other.so");
+    fs::write(&other, [&fs::read(&library)?[..], b"more"].concat())?;
+    fs::rename(&other, &library)?;
+    daemon.signal_workers(Signal::SIGKILL).await?;
+    drop(daemon.client().embedder.embed("lost").await);
+    assert_eq!(daemon.state(|state| state == "degraded").await?, "degraded");
+    let (active, reason) = provider(&daemon).await?;
+    assert_eq!(active, "cpu");
+    assert!(reason.contains("libonnxruntime_ggml.so is damaged"), "{reason}");
+    daemon.stop().await
 }
 
 /// The first file whose name ends so, however deep.
@@ -358,7 +382,8 @@ async fn every_device_has_a_worker() -> Outcome {
     daemon.stop().await?;
     let setup = setup.setting("gpu_device", "7");
     let message = setup.refusal(ErrorName::ProviderUnavailable).await?;
-    assert!(message.contains("ggml has one device here, 0, and not 7"), "{message}");
+    let why = "ggml has one device here, 0, and gpu_device names 7 (gpu_device comes from: ";
+    assert!(message.contains(why), "{message}");
     Ok(())
 }
 

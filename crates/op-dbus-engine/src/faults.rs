@@ -4,7 +4,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::backend::{Backend, BackendError, Description, Footprint, Meanwhile};
 use crate::batch::Batch;
@@ -80,8 +80,15 @@ impl FromStr for Faults {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let faults = text.split(',').map(fault).collect::<Result<Value, _>>()?;
-        Self::deserialize(faults).map_err(|error| format!("{text:?} names no faults: {error}"))
+        let mut faults = Map::new();
+        for word in text.split(',') {
+            let (name, number) = fault(word)?;
+            if faults.insert(name.to_owned(), number.into()).is_some() {
+                return Err(format!("{text:?} names {name} twice; leave one of them out"));
+            }
+        }
+        Self::deserialize(Value::Object(faults))
+            .map_err(|error| format!("{text:?} names no faults: {error}"))
     }
 }
 
@@ -162,6 +169,7 @@ mod tests {
             ("oom_above_rows=-1", "integer `-1`"),
             ("nan_on_batch = 0", "from 1"),
             ("fail_from_batch=0", "from 1"),
+            ("die_on_batch=2, die_on_batch=200", "names die_on_batch twice"),
         ] {
             let message = text.parse::<Faults>().unwrap_err();
             assert!(message.contains(part), "{message}");

@@ -183,11 +183,11 @@ impl Accelerator {
     }
 
     fn no_device(&self, count: usize) -> BackendError {
-        let provider = &self.provider;
+        let (Self { provider, device, .. }, last) = (self, count.saturating_sub(1));
         self.unavailable(match count {
             0 => "its library finds no device that it can use".to_owned(),
-            1 => format!("{provider} has one device here, 0, and not {}", self.device),
-            _ => format!("{provider} has devices 0 to {} here, and not {}", count - 1, self.device),
+            1 => format!("{provider} has one device here, 0, and gpu_device names {device}"),
+            _ => format!("{provider} has devices 0 to {last} here, and gpu_device names {device}"),
         })
     }
 
@@ -212,7 +212,7 @@ impl Accelerator {
                 "the ONNX Runtime library does not bring it up{device}: {error}"
             ))
         })?;
-        Ok((builder, name.to_owned(), 0))
+        Ok((builder, name.to_owned(), built_in::devices(self)))
     }
 
     /// The same, told to compute in `precision` where the provider does not take that from the graph.

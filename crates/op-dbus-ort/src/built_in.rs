@@ -4,7 +4,7 @@ use ort::ep;
 use ort::ep::{ArbitrarilyConfigurableExecutionProvider, ExecutionProvider};
 use ort::session::builder::SessionBuilder;
 
-use crate::Accelerator;
+use crate::{Accelerator, openvino};
 
 /// Asks for the provider; returns what the runtime says, and the provider's name in its words. `None`: it
 /// comes by a library of its own alone.
@@ -24,6 +24,16 @@ pub(crate) fn ask(
         "directml" => plain(ep::DirectML::default().with_device_id(device), options, builder),
         _ => return None,
     })
+}
+
+/// How many devices the provider has there to choose from by number; 0 where the runtime does not tell.
+pub(crate) fn devices(accelerator: &Accelerator) -> usize {
+    match accelerator.provider.as_str() {
+        "openvino" => openvino::devices(accelerator),
+        // They are told no number and take their first.
+        "webgpu" | "coreml" => 1,
+        _ => 0,
+    }
 }
 
 /// Asks for a provider with its own settings; returns its name in ONNX Runtime's words.
@@ -54,7 +64,7 @@ fn first<P: ExecutionProvider + ArbitrarilyConfigurableExecutionProvider>(
 fn is_first(Accelerator { provider, device, .. }: &Accelerator) -> Result<(), String> {
     match device {
         0 => Ok(()),
-        _ => Err(format!("{provider} has one device there, 0, and not {device}")),
+        _ => Err(format!("{provider} has one device there, 0, and gpu_device names {device}")),
     }
 }
 
@@ -107,6 +117,7 @@ mod tests {
             is_first(&Accelerator { provider, library: None, device, options: Vec::new() })
         };
         assert_eq!(on(0), Ok(()));
-        assert_eq!(on(1), Err("webgpu has one device there, 0, and not 1".to_owned()));
+        let refusal = "webgpu has one device there, 0, and gpu_device names 1";
+        assert_eq!(on(1), Err(refusal.to_owned()));
     }
 }

@@ -11,6 +11,9 @@ const HINT: &str = "INFERENCE_PRECISION_HINT";
 /// The option that its own configuration is told in.
 const LOAD_CONFIG: &str = "load_config";
 
+/// The option that names the device, which is a CPU where nobody says.
+const DEVICE: &str = "device_type";
+
 /// Its kinds of devices.
 const KINDS: [&str; 3] = ["CPU", "GPU", "NPU"];
 
@@ -27,7 +30,7 @@ pub(crate) fn told(
         number(&mut options, accelerator.device)?;
     }
     let said = |wanted| options.iter().find(|(key, _)| key == wanted).map(|(_, said)| said);
-    let device = said("device_type").map_or(KINDS[0], |device| device.as_str());
+    let device = device(&options);
     match precision {
         "bf16" if device != KINDS[0] => {
             return Err(format!("it computes in bf16 on a CPU alone, and device_type is {device}"));
@@ -56,7 +59,7 @@ fn number(options: &mut [(String, String)], number: usize) -> Result<(), String>
     if number == 0 {
         return Ok(());
     }
-    let device = options.iter_mut().find(|(key, _)| key == "device_type");
+    let device = options.iter_mut().find(|(key, _)| key == DEVICE);
     match device {
         Some((_, device)) if device == KINDS[1] => {
             *device = format!("{device}.{number}");
@@ -64,9 +67,21 @@ fn number(options: &mut [(String, String)], number: usize) -> Result<(), String>
         }
         device => {
             let device = device.map_or(KINDS[0], |(_, device)| device.as_str());
-            Err(format!("device_type {device} has one device, 0, and not {number}"))
+            Err(format!("{DEVICE} {device} has one device, 0, and gpu_device names {number}"))
         }
     }
+}
+
+/// How many devices there are to choose from by number; 0 for GPUs, which it counts and does not tell of.
+pub(crate) fn devices(accelerator: &Accelerator) -> usize {
+    // Of GPUs any but the first has its number in its name by now.
+    usize::from(accelerator.device == 0 && device(&accelerator.options) != KINDS[1])
+}
+
+/// What it is told to compute on.
+fn device(options: &[(String, String)]) -> &str {
+    let device = options.iter().find(|(key, _)| key == DEVICE);
+    device.map_or(KINDS[0], |(_, device)| device.as_str())
 }
 
 /// The same configuration with the precision of each kind of device.
@@ -160,7 +175,22 @@ mod tests {
         assert_eq!(device(told_of(0, &[("device_type", "GPU")], "f32").unwrap()), "GPU");
         for options in [&[][..], &[("device_type", "GPU.1")]] {
             let refusal = told_of(1, options, "f32").unwrap_err();
-            assert!(refusal.ends_with("has one device, 0, and not 1"), "{refusal}");
+            assert!(refusal.ends_with("has one device, 0, and gpu_device names 1"), "{refusal}");
         }
+    }
+
+    #[test]
+    fn how_many_devices_there_are_is_known_of_all_but_gpus() {
+        let devices = |device: usize, device_type: Option<&str>| {
+            let options = device_type.map(|kind| (DEVICE.to_owned(), kind.to_owned()));
+            let options = options.into_iter().collect();
+            let provider = "openvino".to_owned();
+            let accelerator = Accelerator { provider, library: None, device, options };
+            devices(&accelerator.computing_in("f16").unwrap())
+        };
+        for one in [None, Some("CPU"), Some("NPU"), Some("GPU.1"), Some("AUTO:GPU,CPU")] {
+            assert_eq!(devices(0, one), 1, "{one:?}");
+        }
+        assert_eq!([0, 1].map(|device| devices(device, Some("GPU"))), [0, 0]);
     }
 }

@@ -38,7 +38,9 @@ pub fn without_effect(host: &Host, loaded: &Loaded) -> Vec<String> {
             let why = format!("each worker computes with {cores}, as there are no more CPUs");
             sentences.push(sentence("threads", &why));
         }
-        if loaded.settings.gpu_device != Devices::List(vec![0]) {
+        // Where another provider was asked for it named devices of that.
+        let is_asked_for = loaded.settings.execution_provider == Provider::Cpu;
+        if is_asked_for && loaded.settings.gpu_device != Devices::List(vec![0]) {
             sentences.push(sentence("gpu_device", "the CPU is one device"));
         }
         // What another program's variable offers is a default, and nobody's wish.
@@ -86,6 +88,10 @@ mod tests {
         ];
         assert_eq!(said, expected);
         assert_eq!(on_the_cpu(&[("gpu_device", "all")]).len(), 1);
+        for asked_for in ["auto", "ggml", "remote"] {
+            let flags = [("execution_provider", asked_for), ("gpu_device", "1")];
+            assert_eq!(on_the_cpu(&flags), Vec::<String>::new(), "{asked_for}");
+        }
         assert_eq!(on_the_cpu(&[("threads", "1")]), Vec::<String>::new());
         let [many] = on_the_cpu(&[("threads", "1024")]).try_into().unwrap();
         assert!(

@@ -46,7 +46,7 @@ pub use error::Error;
 pub(crate) use error::shown;
 pub use memory::{GivenBack, absence_name};
 pub use now::{Now, Phase, wanted};
-pub use provider::{CREDENTIALS, Host, candidates, host, unavailable, verify};
+pub use provider::{CREDENTIALS, Host, candidates, host, lacking, unavailable, verify};
 pub use served::{Choice, MakeSink, Options, Request, Served};
 pub use worker::{Blueprint, Crew, Spawner, WorkerProgram};
 

@@ -1,6 +1,9 @@
 //! Execution providers: which are tried and in which order, what each needs before a worker can try
 //! it, and what is missing.
 
+mod lacking;
+mod libraries;
+
 use std::path::PathBuf;
 
 use op_dbus_models::{RuntimeStore, manifest, named, runtime};
@@ -10,7 +13,10 @@ use super::served::Served;
 use crate::devices::is_same;
 use crate::settings::options::{self, Told, fleet};
 use crate::settings::{CpuEngine, Devices, Loaded, Precision, Provider, Settings};
-use crate::text_file::{self, Unusable};
+
+pub use lacking::lacking;
+pub use libraries::verify;
+pub(super) use libraries::verify_again;
 
 /// The name of the provider that every ONNX Runtime has.
 const CPU: &str = "cpu";
@@ -195,8 +201,7 @@ fn remote(loaded: &Loaded, own_graph: Option<&str>, devices: Vec<u32>) -> Result
                 .to_owned(),
         );
     }
-    let runtime = settings.runtime.clone().or_else(|| store(settings).runtime(CPU));
-    let runtime = match (own_graph, runtime) {
+    let runtime = match (own_graph, plain_runtime(settings)) {
         (None, _) => PathBuf::new(),
         (Some(_), Some(runtime)) => runtime,
         (Some(model), None) => {
@@ -234,73 +239,36 @@ fn cpu(loaded: &Loaded, own_graph: Option<&str>) -> Result<Host, String> {
     let (from, here) = (loaded.origin("cpu_engine"), named(&settings.model_dir));
     let runtime = match settings.cpu_engine {
         CpuEngine::Native if let Some(model) = own_graph => {
+            let pull = match plain_runtime(settings) {
+                Some(_) => String::new(),
+                None => format!(", and type `op-dbus runtime pull{here}` for the library"),
+            };
             return Err(format!(
                 "{model} is an ONNX graph, which ONNX Runtime computes, and cpu_engine is native \
-                 ({from}); set OP_DBUS_CPU_ENGINE=ort, and type `op-dbus runtime pull{here}` for the \
-                 library"
+                 ({from}); set OP_DBUS_CPU_ENGINE=ort{pull}"
             ));
         }
         CpuEngine::Native | CpuEngine::Sim => PathBuf::new(),
-        CpuEngine::Ort => {
-            let runtime = settings.runtime.clone().or_else(|| store(settings).runtime(CPU));
-            runtime.ok_or_else(|| {
-                format!(
-                    "cpu_engine is ort ({from}), and the ONNX Runtime library is not installed; \
-                     type `op-dbus runtime pull{here}`, or set cpu_engine to native"
-                )
-            })?
-        }
+        CpuEngine::Ort => plain_runtime(settings).ok_or_else(|| {
+            format!(
+                "cpu_engine is ort ({from}), and the ONNX Runtime library is not installed; type \
+                 `op-dbus runtime pull{here}`, or set cpu_engine to native"
+            )
+        })?,
     };
     let native = settings.cpu_engine == CpuEngine::Native;
     let calibrate = native && settings.batch_tokens_max.is_none();
     Ok(Host { calibrate, ..Host::cpu(settings.cpu_engine, runtime) })
 }
 
+/// The ONNX Runtime that has no other provider than the CPU, or the one of the user's own.
+fn plain_runtime(settings: &Settings) -> Option<PathBuf> {
+    settings.runtime.clone().or_else(|| store(settings).runtime(CPU))
+}
+
 /// The libraries that were pulled.
 fn store(settings: &Settings) -> RuntimeStore {
     RuntimeStore::open(runtime::beside(&settings.model_dir))
-}
-
-/// Compares what was pulled of `host` with its digests; libraries of the user's own are the user's, as long as
-/// nobody else may write them.
-///
-/// # Errors
-/// One sentence that names the file.
-pub fn verify(host: &Host, settings: &Settings) -> Result<(), String> {
-    let store = store(settings);
-    let name = host.provider.to_string();
-    refuse_foreign_libraries(host, &name, settings)?;
-    let plugin = store.plugin(&name).map(|plugin| plugin.library);
-    let mut pulled = Vec::new();
-    if plugin.is_some() && plugin == host.library {
-        pulled.push(name.as_str());
-    }
-    // A plugin is loaded into the runtime of the CPU, others bring one.
-    let runtimes = [CPU, &name].into_iter();
-    pulled.extend(runtimes.filter(|of| store.runtime(of).as_ref() == Some(&host.runtime)).take(1));
-    for library in pulled {
-        store.verify(library).map_err(|error| format!("{name}: {error}"))?;
-    }
-    Ok(())
-}
-
-/// Refuses libraries of the user's own that others may write: these would decide what the service computes.
-fn refuse_foreign_libraries(host: &Host, name: &str, settings: &Settings) -> Result<(), String> {
-    let runtime = settings.runtime.as_ref().filter(|own| **own == host.runtime);
-    let library = settings.providers.get(name).and_then(|own| own.library.as_ref());
-    let library = library.filter(|own| host.library.as_ref() == Some(own));
-    for (path, setting) in [(runtime, "runtime"), (library, "library")] {
-        // Whatever else is wrong with it the worker tells that tries it.
-        if let Some(path) = path
-            && let Err(Unusable::Foreign(reason, fix)) = text_file::open_regular(path)
-        {
-            let path = path.display();
-            return Err(format!(
-                "the library {path}, which `{setting}` names for {name}, is not loaded: {reason}; type `{fix}`"
-            ));
-        }
-    }
-    Ok(())
 }
 
 /// Whether workers on `host` compute in 16 bits where `precision` is what they are asked for, unless the model's
@@ -328,7 +296,10 @@ pub(super) fn may_do_better(served: &Served, now: &Now) -> bool {
 
 /// Why none of the candidates serves.
 pub(super) fn none_left(settings: &Settings, refusals: &[String]) -> String {
-    let reasons = refusals.join("; ");
+    // Two may refuse a model, or what the settings ask of it, in the same words.
+    let mut reasons = refusals.to_vec();
+    reasons.dedup();
+    let reasons = reasons.join("; ");
     // `auto` ends with the CPU, and heeds no fallback.
     let named = !matches!(settings.execution_provider, Provider::Auto | Provider::Cpu);
     match named && settings.fallback.is_empty() {
@@ -366,6 +337,25 @@ mod tests {
             let refused = host(provider, &loaded, None).unwrap_err();
             assert!(refused.starts_with(&format!("{name} needs ")), "{refused}");
         }
+    }
+
+    #[test]
+    fn two_that_refuse_a_model_in_the_same_words_are_told_once() {
+        let settings = Settings::load(&Sources::under("/nowhere")).unwrap().settings;
+        let refusals = ["no", "no", "never"].map(str::to_owned);
+        assert_eq!(none_left(&settings, &refusals), "no; never");
+    }
+
+    #[test]
+    fn an_own_graph_is_not_told_to_pull_what_is_there() {
+        let mut loaded = Settings::load(&Sources::under("/nowhere")).unwrap();
+        let refusal = |loaded: &Loaded| host(Provider::Cpu, loaded, Some("own")).unwrap_err();
+        assert!(
+            refusal(&loaded).contains("OP_DBUS_CPU_ENGINE=ort, and type `op-dbus runtime pull")
+        );
+        loaded.settings.runtime = Some("/own.so".into());
+        let refused = refusal(&loaded);
+        assert!(refused.ends_with("set OP_DBUS_CPU_ENGINE=ort"), "{refused}");
     }
 
     #[test]

@@ -12,10 +12,10 @@ use std::time::Duration;
 use nix::sched::{CpuSet, sched_getaffinity};
 use nix::unistd::Pid;
 use op_dbus_engine::worker::{ChildBackend, RegionShape, Timeouts};
-use op_dbus_engine::{Backend, BackendError, BackendFactory};
+use op_dbus_engine::{Backend, BackendError, BackendFactory, LoadErrorKind};
 use op_dbus_models::cache;
 
-use super::provider::Host;
+use super::provider::{self, Host};
 use super::{compiled, proofs};
 use crate::memory_limit;
 use crate::settings::options::{Told, fleet};
@@ -82,7 +82,13 @@ impl WorkerProgram {
             let timeouts =
                 Timeouts { load: Duration::from_secs(load), run: Duration::from_secs(run) };
             let cache = blueprint.cache(settings);
+            let (host, settings) = (blueprint.host.clone(), settings.clone());
             Box::new(move |number| {
+                // A library may have been replaced since it was compared for the worker whose place this one takes.
+                provider::verify_again(&host, &settings).map_err(|message| BackendError::Load {
+                    kind: LoadErrorKind::ProviderUnavailable,
+                    message,
+                })?;
                 proofs::remove(&cache);
                 let child = ChildBackend::spawn(commands(number), region, timeouts)?;
                 Ok::<Box<dyn Backend>, BackendError>(Box::new(child))
@@ -304,6 +310,9 @@ fn allowed_cpus() -> Vec<usize> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::{self, Permissions};
+    use std::os::unix::fs::PermissionsExt;
+
     use super::super::costs;
     use super::*;
     use crate::settings::Sources;
@@ -347,6 +356,24 @@ mod tests {
         let commands = WorkerProgram::this().commands(&blueprint, &settings);
         let calibrates = |number| commands(number).get_args().any(|word| word == "--calibrate");
         assert_eq!([0, 1, 2].map(calibrates), [true, true, false], "the third is in reserve");
+    }
+
+    #[test]
+    fn no_worker_is_started_with_a_library_that_others_may_write() {
+        let root = tempfile::tempdir().unwrap();
+        let runtime = root.path().join("runtime.so");
+        fs::write(&runtime, "").unwrap();
+        let settings = Settings { runtime: Some(runtime.clone()), ..costs::tests::settings(&root) };
+        let mut blueprint = costs::tests::blueprint();
+        blueprint.host.runtime.clone_from(&runtime);
+        // There is no such program, which is what is told of one that would be started.
+        let program = WorkerProgram { exe: root.path().join("no-program") };
+        let start = program.spawner()(&blueprint, &settings);
+        let refusal = || start(0).err().unwrap().to_string();
+        assert!(refusal().contains("no-program"), "{}", refusal());
+        fs::set_permissions(&runtime, Permissions::from_mode(0o666)).unwrap();
+        let refused = refusal();
+        assert!(refused.contains("`runtime` names for cuda, is not loaded"), "{refused}");
     }
 
     #[test]

@@ -1,6 +1,8 @@
 //! What the settings say that comes to nothing, and is no mistake: it may come to something later. And whether
 //! anything can be embedded with them.
 
+mod providers;
+
 use std::io::ErrorKind;
 
 use op_dbus_engine::Tokenizer;
@@ -11,8 +13,8 @@ use super::kind::plain;
 use super::loaded::last;
 use super::mistakes::Origin;
 use super::table::ROWS;
-use super::types::{CpuEngine, Provider};
-use super::{Loaded, Row, Settings, options};
+use super::types::CpuEngine;
+use super::{Loaded, Row, Settings};
 
 /// Tokens that no text has fewer of: one, and those that it begins and ends with.
 const SHORTEST_TEXT: usize = 3;
@@ -43,31 +45,20 @@ impl Loaded {
     /// Whether something that `warnings` tell keeps the model in force from being served;
     /// `cpu_computes` is whether the CPU has the instructions that the settings ask for.
     pub fn serves_nothing(&self, cpu_computes: bool) -> bool {
-        let Settings {
-            vector_level,
-            execution_provider,
-            fallback,
-            queue_tokens_max,
-            quota_tokens,
-            ..
-        } = &self.settings;
+        let Settings { vector_level, queue_tokens_max, quota_tokens, .. } = &self.settings;
         if *vector_level == Level::None {
             return false;
         }
-        let is_out = |one: &Provider| match one {
-            Provider::Cpu => !cpu_computes,
-            Provider::Remote => missing_endpoints(self).is_some(),
-            other => of_another_system(*other).is_some(),
-        };
-        let no_provider = fallback.iter().chain([execution_provider]).all(is_out);
         let no_text = *queue_tokens_max.min(quota_tokens) < SHORTEST_TEXT;
-        if no_provider || no_text || no_folder(self).is_some() {
+        if no_text || no_folder(self).is_some() {
             return true;
         }
-        let is_refused = |model: Model| {
-            self.missing_prompt(&model).or_else(|| wrong_dimensions(self, &model)).is_some()
+        let model = in_force(self);
+        let is_refused = |model: &Model| {
+            self.missing_prompt(model).or_else(|| wrong_dimensions(self, model)).is_some()
         };
-        in_force(self).is_some_and(is_refused)
+        model.as_ref().is_some_and(is_refused)
+            || providers::none(self, model.as_ref(), cpu_computes)
     }
 
     /// What is said of a default prompt that fills all that the model in force reads: nothing is read of a text that is
@@ -138,11 +129,10 @@ pub(super) fn sentences(loaded: &Loaded) -> Vec<String> {
     all.extend(no_folder(loaded));
     all.extend(missing_models(loaded));
     all.extend(missing_prompts(loaded));
-    all.extend(in_force(loaded).and_then(|model| wrong_dimensions(loaded, &model)));
+    let model = in_force(loaded);
+    all.extend(model.as_ref().and_then(|model| wrong_dimensions(loaded, model)));
     all.extend(loaded.short_limits());
-    all.extend(missing_endpoints(loaded));
-    all.extend(other_systems(loaded));
-    all.extend(chain_of_auto(loaded));
+    all.extend(providers::sentences(loaded, model.as_ref()));
     all
 }
 
@@ -263,64 +253,4 @@ fn model_name(loaded: &Loaded) -> Option<&str> {
 /// The same model, as far as it is in the store.
 fn in_force(loaded: &Loaded) -> Option<Model> {
     Store::open(&loaded.settings.model_dir).get(model_name(loaded)?).ok()
-}
-
-/// That the remote provider is asked for, and nobody says where.
-fn missing_endpoints(loaded: &Loaded) -> Option<String> {
-    let Settings { execution_provider, fallback, .. } = &loaded.settings;
-    let (key, value) = match execution_provider {
-        Provider::Remote => ("execution_provider", "is"),
-        _ if fallback.contains(&Provider::Remote) => ("fallback", "names"),
-        _ => return None,
-    };
-    let origin = loaded.origin(key);
-    let missing = options::fleet::endpoints(&loaded.settings).is_empty();
-    missing.then(|| {
-        format!(
-            "{origin}: {key} {value} remote, and nothing says where servers answer; set endpoints in a \
-             table [providers.remote] of a file"
-        )
-    })
-}
-
-/// Providers that are named and that no library for this system has.
-fn other_systems(loaded: &Loaded) -> Vec<String> {
-    let Settings { execution_provider, fallback, .. } = &loaded.settings;
-    // That this has its own chain is told.
-    if *execution_provider == Provider::Auto {
-        return Vec::new();
-    }
-    let sentence = |key: &str, verb: &str, provider: &Provider| {
-        let why = of_another_system(*provider)?;
-        let origin = loaded.origin(key);
-        Some(format!("{origin}: {key} {verb} {provider}, and {why}; name another provider"))
-    };
-    let others = fallback.iter().filter(|other| *other != execution_provider);
-    let others = others.filter_map(|other| sentence("fallback", "names", other));
-    sentence("execution_provider", "is", execution_provider).into_iter().chain(others).collect()
-}
-
-/// Why the provider can't be had here with any library, if it is one of another system.
-fn of_another_system(provider: Provider) -> Option<String> {
-    match provider {
-        Provider::DirectMl | Provider::CoreMl => {
-            manifest::provider(&provider.to_string()).err().map(|error| error.to_string())
-        }
-        _ => None,
-    }
-}
-
-/// That a chain is set beside `auto`, which has its own.
-fn chain_of_auto(loaded: &Loaded) -> Option<String> {
-    let origin = loaded.origin("fallback");
-    let is_auto = loaded.settings.execution_provider == Provider::Auto;
-    let in_vain = is_auto && *origin != Origin::Default;
-    in_vain.then(|| {
-        format!(
-            "{origin}: fallback is {}, which has no effect while execution_provider is auto ({}), as \
-             that ends with the CPU",
-            loaded.value("fallback").unwrap_or_default(),
-            loaded.origin("execution_provider")
-        )
-    })
 }

@@ -188,7 +188,11 @@ fn compiled(
         graph.map_err(|error| refused(&spec.provider, &weights, &error))
     };
     let (graph, built) = load_or_compile(&spec.cache_dir, &key, build)?;
-    tracing::info!(model = model.name, built, "graph ready");
+    // One out of the cache is there at each start of a worker.
+    match built {
+        true => tracing::info!(model = model.name, built, "graph ready"),
+        false => tracing::debug!(model = model.name, built, "graph ready"),
+    }
     Ok(graph)
 }
 

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
+use op_dbus_daemon::service;
 use op_dbus_daemon::settings::{
     CpuEngine, Loaded, Settings, Shown, Sources, config_file, markdown,
 };
@@ -48,8 +49,8 @@ Examples:
     },
     /// Find every mistake in files and environment, without starting anything
     ///
-    /// What may come right later, such as a model that is not fetched yet, is a warning. Settings with which
-    /// nothing could be embedded end with 6.
+    /// What may come right later, such as a model or a library that is not fetched yet, is a warning. Settings with
+    /// which nothing could be embedded end with 6.
     #[command(after_help = format!("\
 Examples:
   op-dbus config check
@@ -128,7 +129,8 @@ pub fn run(args: Args) -> Done {
         Action::Check { files } => {
             let loaded = files.load()?;
             let (lacking, full) = (lacking_isa(&loaded), loaded.full_prompt());
-            let more: Vec<&String> = lacking.iter().chain(&full).collect();
+            let missing = service::lacking(&loaded);
+            let more: Vec<&String> = lacking.iter().chain(&full).chain(&missing).collect();
             more.iter().for_each(tell);
             if loaded.serves_nothing(lacking.is_none()) {
                 let why = "nothing can be embedded with these settings; the warnings say why";

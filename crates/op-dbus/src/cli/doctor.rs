@@ -151,7 +151,8 @@ impl Examination {
         let own_graph = own_graph.map(|model| model.name.as_str());
         let who = Who::of(self.unit.as_ref().ok().and_then(Unit::user).as_deref());
         let can_compute = !self.quick && !model.failed();
-        let (service, bus) = service::checks(&self.bus, &self.bus_origin).await;
+        let is_unit = self.unit.is_ok() && self.bus == Bus::System;
+        let (service, bus) = service::checks(&self.bus, &self.bus_origin, is_unit).await;
         let mut general = vec![service];
         general.extend(bus);
         general.push(model);
@@ -173,7 +174,8 @@ impl Examination {
             yield_now().await;
             let mut checks = self.looks(provider, own_graph).await;
             if is_asked {
-                checks.push(self.proof(provider, can_compute, &checks).await);
+                checks.extend(proof::faults(&self.loaded, provider));
+                checks.extend(self.proof(provider, can_compute, &checks).await);
             }
             if settings.execution_provider == Provider::Auto {
                 checks.iter_mut().for_each(|one| one.next = one.next.take().map(facts::under_auto));
@@ -213,23 +215,22 @@ impl Examination {
         checks
     }
 
-    async fn proof(&self, provider: Provider, can_compute: bool, checks: &[Check]) -> Check {
+    async fn proof(&self, provider: Provider, can_compute: bool, checks: &[Check]) -> Vec<Check> {
         let has_library = !checks.iter().any(|one| one.check == "library" && one.failed());
         let settings = &self.loaded.settings;
-        match () {
-            () if self.quick => Check::unchecked(PROOF, "left out (--quick)"),
-            () if !can_compute => Check::unchecked(PROOF, "needs the model"),
-            () if settings.vector_level == Level::None => {
-                Check::unchecked(PROOF, "vector_level is none")
-            }
-            () if !has_library => Check::unchecked(PROOF, "needs the library"),
+        let why_not = match () {
+            () if self.quick => "left out (--quick)",
+            () if !can_compute => "needs the model",
+            () if settings.vector_level == Level::None => "vector_level is none",
+            () if !has_library => "needs the library",
             () if provider == Provider::Remote
                 && let Some(why) = &self.closed =>
             {
-                Check::unchecked(PROOF, why)
+                why.as_str()
             }
-            () => proof::check(&self.loaded, provider).await,
-        }
+            () => return proof::check(&self.loaded, provider).await,
+        };
+        vec![Check::unchecked(PROOF, why_not)]
     }
 
     /// Whether what is asked for would work, and what to do if not.

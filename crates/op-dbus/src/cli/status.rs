@@ -302,10 +302,15 @@ fn worker_line(worker: &Value, in_force: &Value) -> String {
     if worker["reserved"] == true {
         line.push_str("; for interactive calls beside bulk");
     }
-    if number("restarts") > 0 {
-        let times = counted(number("restarts"), "time", "times");
-        let reason = printable(text("last_error"), 200);
-        line.push_str(&format!("; replaced {times}, last because {reason}"));
+    let reason = printable(text("last_error"), 200);
+    match number("restarts") {
+        0 if reason.is_empty() => {}
+        // It could not be loaded yet, or was in the end.
+        0 => line.push_str(&format!("; last error: {reason}")),
+        restarts => {
+            let times = counted(restarts, "time", "times");
+            line.push_str(&format!("; replaced {times}, last because {reason}"));
+        }
     }
     let sandbox = text("sandbox");
     if !sandbox.is_empty() {

@@ -7,21 +7,31 @@ use crate::settings::{CpuEngine, Loaded, Origin, Provider};
 
 /// Settings that may be why a worker does not load, each with what is said of it then: who says it knows the value
 /// and not who asked for it.
-const AT_FAULT: [(&str, &str); 5] = [
+const AT_FAULT: [(&str, &str); 7] = [
     ("cpu_engine", "or set cpu_engine to native"),
+    ("gpu_device", "gpu_device names"),
+    ("gpu_device", "invalid device ordinal"),
     ("gpu_memory_limit", "is smaller than requested bytes of"),
     ("load_timeout_s", "did not load: it said nothing for"),
     ("runtime", "set `runtime` to another library"),
     ("worker_memory_max", "worker_memory_max is"),
 ];
 
+/// How it begins where a worker has not computed a batch in time, by which it has to prove itself.
+const LATE: &str = "it said nothing for";
+
 /// The same error, with where the setting comes from that it is about; of one that nobody set nothing is said.
 pub(super) fn with_origin(mut error: BackendError, loaded: &Loaded) -> BackendError {
-    let (BackendError::Load { message, .. } | BackendError::OutOfMemory(message)) = &mut error
-    else {
-        return error;
+    let (message, key) = match &mut error {
+        BackendError::Load { message, .. } | BackendError::OutOfMemory(message) => {
+            let key = AT_FAULT.iter().find(|(_, said)| message.contains(said));
+            (message, key.map(|(key, _)| *key))
+        }
+        BackendError::Lost(message) if message.starts_with(LATE) => {
+            (message, Some("batch_timeout_s"))
+        }
+        _ => return error,
     };
-    let key = AT_FAULT.iter().find(|(_, said)| message.contains(said)).map(|(key, _)| *key);
     match key.map(|key| (key, loaded.origin(key))) {
         None | Some((_, Origin::Default)) => (),
         Some((key, origin)) => message.push_str(&format!(" ({key} comes from: {origin})")),
@@ -77,7 +87,13 @@ mod tests {
 
     #[test]
     fn a_setting_that_is_at_fault_is_told_with_its_place() {
-        let flags = [("cpu_engine", "ort"), ("load_timeout_s", "1"), ("gpu_memory_limit", "1MiB")];
+        let flags = [
+            ("cpu_engine", "ort"),
+            ("load_timeout_s", "1"),
+            ("batch_timeout_s", "2"),
+            ("gpu_device", "0,1"),
+            ("gpu_memory_limit", "1MiB"),
+        ];
         let mut sources = Sources::under("/nowhere").with_flags(&flags);
         sources.env.insert("OP_DBUS_RUNTIME".into(), "/no.so".into());
         let loaded = Settings::load(&sources).unwrap();
@@ -96,6 +112,16 @@ mod tests {
         assert_eq!(told(library), format!("{library} {variable}"));
         let graph = "the compiled graph would be too large; or set cpu_engine to native";
         assert_eq!(told(graph), format!("{graph} (cpu_engine comes from: flag --cpu-engine)"));
+        for absent in ["has one device, 0, and gpu_device names 1", "101: invalid device ordinal"] {
+            let place = "(gpu_device comes from: flag --gpu-device)";
+            assert_eq!(told(absent), format!("{absent} {place}"));
+        }
+        let late = BackendError::Lost("it said nothing for 2 s; process 7 ended".to_owned());
+        let late = explained(late, Provider::Cuda, &loaded).to_string();
+        let limit = "process 7 ended (batch_timeout_s comes from: flag --batch-timeout-s)";
+        assert!(late.ends_with(limit), "{late}");
+        let lost = BackendError::Lost("it closed its socket".to_owned());
+        assert!(!explained(lost, Provider::Cuda, &loaded).to_string().contains("comes from"));
         let memory = "out of memory; worker_memory_max is 16 bytes";
         assert_eq!(told(memory), memory);
         let arena = BackendError::OutOfMemory(

@@ -2,6 +2,118 @@
 
 use super::{MAIN, Tree};
 
+/// What is told of the settings of a file, with `HERE` for the folder of the tree, and of flags; and whether nothing
+/// is embedded with them.
+fn told(file: &str, flags: &[(&str, &str)]) -> (String, bool) {
+    let mut tree = Tree::new(&[("var/lib/op-dbus/models/own/op-dbus.json", GRAPH)]);
+    tree.write(MAIN, file.replace("HERE", &tree.path().display().to_string()).as_bytes());
+    for (key, value) in flags {
+        tree = tree.flag(key, value);
+    }
+    let loaded = tree.loaded();
+    let texts: Vec<_> = loaded.warnings.iter().map(|warning| warning.text.as_str()).collect();
+    let text = texts.join("\n").replace(&tree.path().display().to_string(), "");
+    (text, loaded.serves_nothing(true))
+}
+
+/// What the store says of an ONNX graph of the user's own.
+const GRAPH: &str = r#"{
+    "version": 1, "name": "own", "family": "onnx", "pooling": "mean", "normalize": true,
+    "dimensions": 8, "max_input_tokens": 48, "source": "here", "revision": "", "files": [
+        {"path": "model.onnx", "bytes": 1, "sha256":
+         "0000000000000000000000000000000000000000000000000000000000000000"},
+        {"path": "tokenizer.json", "bytes": 1, "sha256":
+         "0000000000000000000000000000000000000000000000000000000000000000"}
+    ]
+}"#;
+
+const GGML: (&str, &str) = ("execution_provider", "ggml");
+const STRICT: (&str, &str) = ("fallback", "none");
+
+#[test]
+fn a_precision_that_a_provider_lacks_is_told() {
+    let of = |precision: &str, flags: &[(&str, &str)]| {
+        told("", &[&[("precision", precision)][..], flags].concat())
+    };
+    let (text, nothing) = of("int8", &[GGML, STRICT]);
+    let said = "flag --precision: precision is int8, and execution_provider is ggml (flag \
+                --execution-provider), which does not compute in that; set precision to auto";
+    assert_eq!((&*text, nothing), (said, true));
+    // The CPU is behind it, or before it.
+    assert_eq!(of("int8", &[GGML]), (said.to_owned(), false));
+    let (text, nothing) = of("bf16", &[("fallback", "ggml")]);
+    assert!(text.contains("fallback names ggml (flag --fallback), which does not") && !nothing);
+    for provider in ["openvino", "tensorrt", "auto", "cpu"] {
+        let (text, nothing) = of("bf16", &[("execution_provider", provider)]);
+        assert_eq!((text, nothing), (String::new(), false), "{provider}");
+    }
+    assert_eq!(of("f16", &[GGML, STRICT]), (String::new(), false));
+    // Servers are asked for no more than they have, unless they are what was asked for.
+    let table = "[providers.remote]\nendpoints = \"https://embed.example\"\n";
+    let halves = ("precision", "f16");
+    let behind = [("fallback", "remote"), halves];
+    assert_eq!(told(table, &behind), (String::new(), false));
+    let (text, nothing) = told(table, &[("execution_provider", "remote"), STRICT, halves]);
+    assert!(nothing && text.contains("is f16, and execution_provider is remote"), "{text}");
+}
+
+#[test]
+fn a_graph_that_nothing_named_computes_is_told() {
+    let of = |flags: &[(&str, &str)]| told("", &[&[("model", "own")][..], flags].concat());
+    let (text, nothing) = of(&[]);
+    let said = "flag --model: model is own, an ONNX graph, which ONNX Runtime computes, and \
+                cpu_engine is native (default); set cpu_engine to ort";
+    assert_eq!((&*text, nothing), (said, true));
+    assert_eq!(of(&[GGML]), (said.to_owned(), false));
+    assert_eq!(of(&[GGML, STRICT]), (String::new(), false));
+    let by_runtime = ("cpu_engine", "ort");
+    assert_eq!(of(&[by_runtime]), (String::new(), false));
+    for flags in [&[by_runtime][..], &[GGML, STRICT]] {
+        let (text, nothing) = of(&[flags, &[("precision", "f16")]].concat());
+        let said = "flag --precision: precision is f16, and own (flag --model) is an ONNX graph";
+        assert!(nothing && text.starts_with(said), "{text}");
+    }
+}
+
+#[test]
+fn what_tables_say_of_providers_in_vain_is_told() {
+    let library = "[providers.ggml]\nlibrary = \"HERE/no.so\"\n";
+    let (text, nothing) = told(library, &[GGML, STRICT]);
+    assert_eq!(
+        text,
+        "/etc/op-dbus/config.toml, line 2: providers.ggml.library is /no.so, which does not exist; \
+         name a file that does"
+    );
+    assert!(!nothing, "it may come");
+    let (text, nothing) = told("[providers.ggml]\nfaults = \"die_on_batch=3\"\n", &[GGML]);
+    let said = "/etc/op-dbus/config.toml, line 2: providers.ggml.faults is die_on_batch=3, so that \
+                workers of ggml fail on purpose";
+    assert!(!nothing && text.starts_with(said), "{text}");
+    let hint = "[providers.openvino.options]\n\
+                load_config = '{\"CPU\": {\"inference_precision_hint\": \"f32\"}}'\n";
+    let openvino = ("execution_provider", "openvino");
+    let (text, nothing) = told(hint, &[openvino, STRICT]);
+    let said = "/etc/op-dbus/config.toml, line 2: providers.openvino.options.load_config says \
+                INFERENCE_PRECISION_HINT for CPU, which the setting precision decides";
+    assert!(nothing && text.starts_with(said), "{text}");
+    assert!(!told(hint, &[openvino]).1);
+    assert_eq!(told(hint, &[]), (String::new(), false), "nobody asks for it");
+}
+
+#[test]
+fn a_provider_behind_itself_is_told() {
+    let (text, nothing) = told("", &[GGML, ("fallback", "ggml")]);
+    assert_eq!(
+        text,
+        "flag --fallback: fallback is ggml, which has no effect, as execution_provider is ggml \
+         itself (flag --execution-provider); name another provider, such as cpu, or none"
+    );
+    assert!(!nothing);
+    for flags in [&[GGML, ("fallback", "ggml,cpu")][..], &[("fallback", "cpu")], &[GGML, STRICT]] {
+        assert_eq!(told("", flags), (String::new(), false), "{flags:?}");
+    }
+}
+
 /// What is in the folder of drop-ins and is none may be meant to be one.
 #[test]
 fn files_beside_the_drop_ins_are_told() {

@@ -30,6 +30,8 @@ impl State {
 
 /// Name of the check that a provider has really computed.
 pub const PROOF: &str = "proof";
+/// Name of the check of workers that could not be loaded where others were, and have computed.
+pub const WORKERS: &str = "workers";
 /// Name of the check of the installed unit, which a proof outside of it says nothing about.
 pub const UNIT: &str = "unit";
 
@@ -103,7 +105,8 @@ impl Section {
     pub fn new(provider: String, asked: bool, checks: Vec<Check>) -> Self {
         // What has computed has all that it needs, also where that was not found in the usual place.
         let proved = checks.iter().any(|one| one.check == PROOF && one.state == State::Ok);
-        let stands_in_the_way = |one: &&Check| one.failed() && (!proved || one.check == UNIT);
+        let stands_in_the_way =
+            |one: &&Check| one.failed() && (!proved || [UNIT, WORKERS].contains(&one.check));
         let first = checks.iter().find(stands_in_the_way);
         let works = if first.is_some() { Some(false) } else { proved.then_some(true) };
         let next = first.and_then(|one| one.next.clone());
@@ -152,13 +155,17 @@ mod tests {
     }
 
     #[test]
-    fn a_proof_outweighs_what_was_not_found_but_not_the_unit() {
+    fn a_proof_outweighs_what_was_not_found_but_neither_the_unit_nor_other_workers() {
         let missing = Check::missing("driver", "none", "install it");
         let proof = Check::ok(PROOF, "in 1 s");
         let section = Section::new("x".to_owned(), true, vec![missing.clone(), proof.clone()]);
         assert_eq!((section.works, section.next), (Some(true), None));
         let unit = Check::wrong(UNIT, "PrivateDevices=yes", "lay the profile over it");
-        let section = Section::new("x".to_owned(), true, vec![missing, unit, proof]);
+        let found = vec![missing.clone(), unit, proof.clone()];
+        let section = Section::new("x".to_owned(), true, found);
         assert_eq!(section.next.as_deref(), Some("lay the profile over it"));
+        let other = Check::wrong(WORKERS, "x:1: no memory", "end what has it");
+        let section = Section::new("x".to_owned(), true, vec![missing, proof, other]);
+        assert_eq!((section.works, &*section.next.unwrap()), (Some(false), "end what has it"));
     }
 }

@@ -103,7 +103,8 @@ pub enum Blocks {
     Closed(&'static str, &'static [&'static str]),
 }
 
-const NO_DEVICE: &str = "set execution_provider to auto, which takes what this machine has";
+const NO_DEVICE: &str =
+    "set execution_provider to auto, which takes cuda where that works, and else the CPU";
 /// Of a device that is not there, beside others.
 pub const OTHER_DEVICE: &str = "set gpu_device to the number of a device that is there, or to all";
 /// Of the CPU, which every machine has: it is never the device that stands in the way.

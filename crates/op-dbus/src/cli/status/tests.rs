@@ -20,7 +20,10 @@ fn a_busy_service_is_told_in_full() {
             "workers": [{
                 "device": "cpu:0", "pid": 7, "state": "busy", "batches": 3, "restarts": 1,
                 "last_error": "killed", "sandbox": "landlock 7, seccomp", "model": "m",
-            }, { "device": "cpu:0", "pid": 8, "state": "idle", "batches": 1, "model": "another" }],
+            }, { "device": "cpu:0", "pid": 8, "state": "idle", "batches": 1, "model": "another" }, {
+                "device": "cuda:1", "state": "restarting", "last_error": "no \u{1b}device",
+                "model": "m",
+            }],
         },
         "statistics": {
             "calls": 2, "texts": 1000, "cached": 1, "tokens": 15_000, "batches": 30, "truncated": 1,
@@ -47,6 +50,7 @@ Memory    buffers found for 96.0 % of batches; 12 batches replayed; 100.0 % of b
 Refused   overloaded 4, too-large 1
 Worker    cpu:0, process 7, busy, 3 batches; replaced 1 time, last because killed; confined by landlock 7, seccomp
 Worker    cpu:0, process 8, idle, 1 batch; of another
+Worker    cuda:1, restarting, 0 batches; last error: no ·device
 ";
     assert_eq!(text(&all), expected);
 }
