@@ -101,6 +101,8 @@ pub async fn refused(lease: &mut Lease, name: &str, refusal: Refusal) -> Refusal
     match offered(lease).await {
         Ok(offered) if offered.iter().all(|model| model.id != name) => unknown(name, &offered),
         Ok(_) => refusal,
+        // It was told what is wrong with the request, whatever is there by now.
+        Err(_) if refusal.code() == "invalid_request" => refusal,
         Err(unanswered) => unanswered,
     }
 }
@@ -150,8 +152,7 @@ async fn offered_in(status: &Value, lease: &mut Lease) -> Result<Vec<Offered>, R
     }
     let manager = lease.manager().await?;
     let levels = lease.answer(manager.list_levels()).await?;
-    // A service that does not tell demands nothing.
-    let settings = manager.get_settings().await.unwrap_or_default();
+    let settings = lease.answer(manager.get_settings()).await?;
     let mut settings = settings.iter().map(op_dbus_api::json_object);
     let expected = settings.find(|setting| setting["key"] == "expect_dimensions");
     // Else it is `any`.

@@ -224,7 +224,9 @@ fn shortened(sentence: &str) -> String {
 fn check_transfer(headers: &HeaderMap) -> Result<(), Refusal> {
     let values = headers.get_all(TRANSFER_ENCODING).iter().map(HeaderValue::as_bytes);
     let mut names = values.flat_map(|value| value.split(|byte| *byte == b','));
-    let is_other = |name: &&[u8]| !name.trim_ascii().eq_ignore_ascii_case(b"chunked");
+    // Elements of such a list may be empty (RFC 9110, 5.6.1).
+    let is_other =
+        |name: &&[u8]| !matches!(&*name.trim_ascii().to_ascii_lowercase(), b"" | b"chunked");
     let Some(found) = names.find(is_other) else { return Ok(()) };
     let found = start(found.trim_ascii());
     let message = format!(

@@ -15,6 +15,7 @@ use nix::sys::stat::fstat;
 use nix::unistd::pipe2;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
+use tracing::warn;
 
 /// Threads that may hang while they close what others sent. Behind them what is to be closed waits, and stays open.
 const THREADS_MAX: usize = 64;
@@ -35,6 +36,8 @@ type Pipe = (u64, u64);
 struct Closing {
     waiting: VecDeque<OwnedFd>,
     threads: usize,
+    /// Whether the journal has that there are no more.
+    is_told: bool,
 }
 
 impl Descriptors {
@@ -45,18 +48,13 @@ impl Descriptors {
         if came.is_empty() {
             return came;
         }
-        // The bus has it, too, and may be the last to close it. No method takes a socket, so nobody misses that.
-        let at_once = linger { l_onoff: 0, l_linger: 0 };
-        for one in &came {
-            // What is no socket does not linger.
-            setsockopt(one, sockopt::Linger, &at_once).ok();
-        }
         let Ok((pipe, ours, stubs)) = stubs(came.len()) else {
             self.close(came);
             return Vec::new();
         };
-        if let (Some(one), true) = (came.pop(), came.is_empty()) {
-            held(&self.held).insert(pipe, one);
+        let alone = if came.len() == 1 { came.pop() } else { None };
+        if let Some(alone) = alone {
+            held(&self.held).insert(pipe, alone);
             let all = Arc::clone(self);
             tokio::spawn(async move {
                 // Nobody writes into it: it is readable once all ends for that are closed.
@@ -83,6 +81,13 @@ impl Descriptors {
             return;
         }
         closing.threads += 1;
+        if closing.threads == THREADS_MAX && !closing.is_told {
+            closing.is_told = true;
+            warn!(
+                "{THREADS_MAX} descriptors that callers have sent hang while they are closed; what else is to be closed \
+                 stays open until one of them is"
+            );
+        }
         let all = Arc::clone(&self.closing);
         let work = move || {
             loop {
@@ -92,7 +97,7 @@ impl Descriptors {
                     return;
                 };
                 drop(closing);
-                drop(next);
+                close(next);
             }
         };
         if thread::Builder::new().name("close".to_owned()).spawn(work).is_err() {
@@ -100,6 +105,14 @@ impl Descriptors {
             closing.threads -= 1;
         }
     }
+}
+
+/// Closes what may hang, on a thread that nobody waits for. No socket lingers: the bus has it as well, may be the last to
+/// close it, and would hang then. No method takes one, so nobody misses that.
+pub fn close(descriptor: OwnedFd) {
+    // What is no socket does not linger.
+    setsockopt(&descriptor, sockopt::Linger, &linger { l_onoff: 0, l_linger: 0 }).ok();
+    drop(descriptor);
 }
 
 /// Ends of a new pipe for so many descriptors, which pipe it is, and its other end.
@@ -123,7 +136,7 @@ fn held<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use std::io::{IoSlice, Read, Write};
     use std::net::{TcpListener, TcpStream};
     use std::os::fd::AsRawFd;
@@ -168,7 +181,7 @@ mod tests {
 
     /// A socket whose last holder waits in `close` for a peer that never reads, on its way in another one: of which nobody
     /// can change that.
-    fn clogged() -> (OwnedFd, TcpStream) {
+    pub fn clogged() -> (OwnedFd, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let peer = listener.accept().unwrap().0;
@@ -192,6 +205,9 @@ mod tests {
             let (outer, peer) = clogged();
             drop(descriptors.hold(vec![outer]));
             peers.push(peer);
+            let ((first, one), (second, other)) = (clogged(), clogged());
+            drop(descriptors.hold(vec![first, second]));
+            peers.extend([one, other]);
         }
         while !held(&descriptors.held).is_empty() {
             tokio::task::yield_now().await;

@@ -69,6 +69,7 @@ impl Caller {
         // None goes before a call that waits.
         let in_replies =
             self.inline_alone.load(Ordering::Relaxed) || self.is_full.load(Ordering::Relaxed);
+        let mut is_again = false;
         if texts.len() > self.inline_texts_max && !in_replies {
             match bulk::embed(&self.embedder, &texts, self.options.to_dict()).await {
                 Ok((bytes, shape, info)) => {
@@ -78,7 +79,10 @@ impl Caller {
                 // What is waited for is waited for there, and others of this user may have all streams, but not the
                 // queue. A provider that has failed is replaced in the midst of these calls alone.
                 Err(bulk::Error::Call(error))
-                    if pause_of(&error).is_some() || is(&error, ErrorName::WorkerFailed) => {}
+                    if pause_of(&error).is_some() || is(&error, ErrorName::WorkerFailed) =>
+                {
+                    is_again = is_lost(&error);
+                }
                 Err(bulk::Error::Call(error)) if is_unknown(&error) => {
                     self.inline_alone.store(true, Ordering::Relaxed);
                 }
@@ -88,7 +92,7 @@ impl Caller {
                 Err(bulk::Error::Memfd(error)) => return Err(unshared(&error)),
             }
         }
-        self.parts(first, texts, name).await
+        self.parts((first, is_again), texts, name).await
     }
 
     /// The vectors of texts that are few, in one reply. What is refused of one of them says what `name` has it
@@ -99,7 +103,7 @@ impl Caller {
         texts: Vec<String>,
         name: impl Fn(u64) -> Option<String>,
     ) -> Result<Reply, Failure> {
-        let mut parts = self.parts(first, texts, name).await?.into_iter();
+        let mut parts = self.parts((first, false), texts, name).await?.into_iter();
         let Some(mut whole) = parts.next() else {
             return Err(Failure::refused("the service was asked for nothing"));
         };
@@ -110,10 +114,10 @@ impl Caller {
     }
 
     /// The same in the replies that they came in: of as many texts as these have room for, and of fewer where
-    /// the service finds them too large together.
+    /// the service finds them too large together. `is_again` is whether the service has crashed at them before.
     async fn parts(
         &self,
-        first: u64,
+        (first, is_again): (u64, bool),
         mut texts: Vec<String>,
         name: impl Fn(u64) -> Option<String>,
     ) -> Result<Vec<Reply>, Failure> {
@@ -121,7 +125,7 @@ impl Caller {
         while !texts.is_empty() || parts.is_empty() {
             let count = texts_max.min(texts.len());
             let number = first + done;
-            match self.packed(number, &texts[..count]).await? {
+            match self.packed((number, is_again), &texts[..count]).await? {
                 Ok((bytes, shape, info)) => {
                     let texts = texts.drain(..count).collect();
                     let vectors = (bytes, self.options.encoding);
@@ -143,7 +147,7 @@ impl Caller {
     /// `first` over all calls.
     async fn packed(
         &self,
-        first: u64,
+        (first, mut is_again): (u64, bool),
         texts: &[String],
     ) -> Result<Result<bulk::Reply, zbus::Error>, Failure> {
         let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
@@ -152,7 +156,7 @@ impl Caller {
             (0, deadline) => deadline.unwrap_or(FIRST_ROOM).min(FIRST_ROOM),
             _ => self.options.limit().unwrap_or(ROOM),
         };
-        let (mut turn, mut waited, mut is_again) = (None, false, false);
+        let (mut turn, mut waited) = (None, false);
         loop {
             if turn.is_none() && self.is_full.load(Ordering::Relaxed) {
                 turn = Some(self.turn.lock().await);

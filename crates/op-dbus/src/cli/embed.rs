@@ -96,8 +96,9 @@ async fn embed(args: Args, format: Format) -> Done {
     let inline = CallLimits::of(&service.settled().await?);
     let output = args.output;
     let to = output.as_deref();
+    // What can't be read makes no output.
+    let source = Source::new(args.texts, args.file)?;
     let mut writer = Writer::new(format, to).map_err(|error| Failure::writing(to, &error))?;
-    let source = Source::new(args.texts, args.file);
     source.apart_from(writer.begun(to))?;
     let texts = Texts::read(source, args.options.limits(inline));
     let places = texts.places();
@@ -115,7 +116,7 @@ async fn embed(args: Args, format: Format) -> Done {
             writer.write(&reply).map_err(|error| Failure::writing(to, &error))?;
         }
         // Of a matrix nothing is written before the last text, which may never come.
-        if to.is_none() && standard::is_unread() {
+        if format == Format::Npy && to.is_none() && standard::is_unread() {
             return Err(Failure::output(&io::ErrorKind::BrokenPipe.into()));
         }
     }

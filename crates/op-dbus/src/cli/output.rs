@@ -59,7 +59,12 @@ pub struct Writer {
 impl Writer {
     /// A writer to the file `path`, or to standard output.
     pub fn new(format: Format, path: Option<&Path>) -> io::Result<Self> {
-        let Some(path) = path else { return Self::to(format, Box::new(standard::output()), None) };
+        let Some(path) = path else {
+            let mut output = standard::output();
+            // A closed one is told before anything is computed.
+            output.flush()?;
+            return Self::to(format, Box::new(output), None);
+        };
         let unnamed = Unnamed::new(path, format == Format::Npy)?;
         // A matrix begins where its file does.
         let (file, is_ours) = match &unnamed {

@@ -62,7 +62,7 @@ async fn rank(args: Args) -> Done {
     // The query is a text of each call.
     let limits = CallLimits { texts_max: (inline.texts_max - 1).max(1), ..inline };
     let caller = Caller::new(service, Options::default(), inline.texts_max).await?;
-    let texts = Texts::read(Source::new(args.candidates, args.file), limits);
+    let texts = Texts::read(Source::new(args.candidates, args.file)?, limits);
     let places = texts.places();
     let replies = texts
         .calls()

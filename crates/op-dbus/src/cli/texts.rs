@@ -31,11 +31,15 @@ pub enum Source {
 
 impl Source {
     /// Arguments if there are any but a lone `-`, else files, else standard input.
-    pub fn new(arguments: Vec<String>, files: Vec<PathBuf>) -> Self {
+    ///
+    /// # Errors
+    /// A file that can't be read: before the texts of the others are computed for nothing.
+    pub fn new(arguments: Vec<String>, files: Vec<PathBuf>) -> Result<Self, Failure> {
         if !arguments.is_empty() && arguments != [STDIN] {
-            return Self::Arguments(arguments);
+            return Ok(Self::Arguments(arguments));
         }
-        Self::Files(if files.is_empty() { vec![STDIN.into()] } else { files })
+        files.iter().try_for_each(|path| lines::look(path))?;
+        Ok(Self::Files(if files.is_empty() { vec![STDIN.into()] } else { files }))
     }
 
     /// Refuses to read the file that vectors are written to as they come: they would be texts then, without end.
@@ -198,8 +202,6 @@ fn feed(source: Source, text_bytes_max: usize, outgoing: &Outgoing) -> Result<()
             }
         }
         Source::Files(paths) => {
-            // Before the texts of the others are computed for nothing.
-            paths.iter().try_for_each(|path| lines::look(path))?;
             let mut first = 0;
             for path in paths {
                 let (name, mut reader) = (lines::name(&path), lines::open(&path)?);
@@ -256,12 +258,10 @@ mod tests {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), "a\n").unwrap();
         for wrong in ["/nonexistent/file", "/proc"] {
-            let (outgoing, mut texts) = channel(LIMITS);
             let paths = vec![file.path().to_owned(), wrong.into()];
-            let refused = feed(Source::Files(paths), LIMITS.text_bytes_max, &outgoing).unwrap_err();
+            let refused = Source::new(Vec::new(), paths).err().unwrap();
             let told = format!("can't read {wrong}: ");
             assert!(refused.message().starts_with(&told), "{}", refused.message());
-            assert!(texts.incoming.try_recv().is_err());
         }
     }
 

@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, SealFlag, SpliceFFlags, fcntl, splice};
@@ -19,6 +19,7 @@ use nix::unistd::pipe2;
 use op_dbus_api::{Error, ErrorName, INPUT_BYTES_MAX};
 use tokio::sync::{mpsc, oneshot};
 
+use super::super::descriptors;
 use super::budget::Place;
 
 /// Bytes that are read at once; what a pipe holds.
@@ -66,31 +67,35 @@ impl Source {
         let place_of_thread = place.clone();
         let (tell, told) = oneshot::channel();
         let (sender, pieces) = mpsc::channel(PIECES_AHEAD);
-        let (end, wanted) = pipe2(OFlag::O_CLOEXEC).map_err(|errno| unreadable(&errno.into()))?;
         let work = move || {
-            match look(&fd) {
-                Ok(found) => {
+            // Not before, where a failure would have the descriptor closed.
+            let ends = || pipe2(OFlag::O_CLOEXEC).map_err(|errno| unreadable(&errno.into()));
+            match look(&fd).and_then(|found| Ok((found, ends()?))) {
+                Ok((found, (end, wanted))) => {
                     let bytes = if let Found::File(Some(end)) = found { end } else { 0 };
                     let file = File::from(fd);
                     // Where nobody waits for it any more nothing is read.
-                    if tell.send(Ok(bytes)).is_ok() {
-                        found.read(&file, &end, &sender);
-                    }
+                    let place = match tell.send(Ok((bytes, wanted))).is_ok() {
+                        true => found.read(&file, &end, &sender, place_of_thread),
+                        false => Some(place_of_thread),
+                    };
+                    // Before its place is free, and that before the end is told.
                     drop(file);
+                    drop(place);
+                    drop(sender);
                 }
                 Err(error) => {
-                    drop(fd);
+                    // As above.
+                    descriptors::close(fd);
+                    drop(place_of_thread);
                     let _ = tell.send(Err(error));
                 }
             }
-            // It is closed before its place is free, and that before the end is told.
-            drop(place_of_thread);
-            drop(sender);
         };
         let thread = std::thread::Builder::new().name("bulk-source".into());
         thread.spawn(work).map_err(|error| unreadable(&error))?;
         let gone = |_| unreadable(&io::Error::other("its thread has ended"));
-        let bytes = told.await.map_err(gone)??;
+        let (bytes, wanted) = told.await.map_err(gone)??;
         Ok(Self { pieces, bytes, read: 0, _wanted: wanted, place })
     }
 
@@ -182,15 +187,28 @@ fn check_size(bytes: u64) -> Result<(), Error> {
 }
 
 impl Found {
-    /// Reads it to its end, or until nobody wants more, as `end` tells.
-    fn read(self, file: &File, end: &OwnedFd, pieces: &mpsc::Sender<io::Result<Vec<u8>>>) {
+    /// Reads it to its end, or until nobody wants more, as `end` tells. Returns the place of a file; that of a pipe, for
+    /// which nothing is waited here but what its writer and its reader do at this moment, is free when the call ends.
+    fn read(
+        self,
+        file: &File,
+        end: &OwnedFd,
+        pieces: &mpsc::Sender<io::Result<Vec<u8>>>,
+        place: Arc<Place>,
+    ) -> Option<Arc<Place>> {
         match self {
-            Self::File(size) => read(file, size, pieces),
+            Self::File(size) => {
+                read(file, size, pieces);
+                Some(place)
+            }
             Self::Pipe => {
-                if let Err(error) = read_pipe(file, end, pieces) {
+                let weak = Arc::downgrade(&place);
+                drop(place);
+                if let Err(error) = read_pipe(file, end, pieces, &weak) {
                     // Nobody listens when the call has ended.
                     let _ = pieces.blocking_send(Err(error));
                 }
+                None
             }
         }
     }
@@ -234,6 +252,7 @@ fn read_pipe(
     theirs: &File,
     end: &OwnedFd,
     pieces: &mpsc::Sender<io::Result<Vec<u8>>>,
+    place: &Weak<Place>,
 ) -> io::Result<()> {
     let (moved_out, moved_in) = pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK)?;
     let mut moved_out = File::from(moved_out);
@@ -246,6 +265,8 @@ fn read_pipe(
         if either[1].any() == Some(true) {
             return Ok(());
         }
+        // Taken for as long as this may hang.
+        let Some(place_now) = place.upgrade() else { return Ok(()) };
         let flags = SpliceFFlags::SPLICE_F_NONBLOCK | SpliceFFlags::SPLICE_F_MOVE;
         let moved = match splice(theirs, None, &moved_in, None, PIECE_BYTES, flags) {
             Err(Errno::EAGAIN | Errno::EINTR) => continue,
@@ -254,6 +275,7 @@ fn read_pipe(
         if moved == 0 {
             return Ok(());
         }
+        drop(place_now);
         let mut piece = vec![0; moved];
         // It is all there, and nobody else reads.
         moved_out.read_exact(&mut piece)?;

@@ -3,13 +3,11 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
-use nix::sys::socket::{setsockopt, sockopt};
 use op_dbus_api::{EmbedderProxy, ErrorName, Info, ROOT_PATH};
 use zbus::message::Message;
 use zbus::{Fd, OwnedFd, Variant};
@@ -17,6 +15,7 @@ use zbus::{Fd, OwnedFd, Variant};
 use super::{ready, refusal};
 use crate::bus::caller::Callers;
 use crate::bus::calls::Calls;
+use crate::bus::descriptors::tests::clogged;
 use crate::bus::options::Wanted;
 
 type Options<'a> = HashMap<&'a str, Variant<'a>>;
@@ -115,19 +114,6 @@ async fn mistakes_are_told_with_their_place() {
     let (.., info) =
         from_bytes(&embedder, lines(&"x".repeat(600)).as_bytes(), Options::new()).await.unwrap();
     assert_eq!((info.truncated_count, &*info.truncated), (Some(1), &[3000][..]));
-}
-
-/// A socket that keeps whoever closes it last for a minute, as a file system that does not answer
-/// would; or until its peer goes.
-fn clogged() -> (std::os::fd::OwnedFd, TcpStream) {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let mut socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-    let (peer, _) = listener.accept().unwrap();
-    socket.set_nonblocking(true).unwrap();
-    while socket.write(&[0; 1 << 16]).is_ok() {}
-    let linger = nix::libc::linger { l_onoff: 1, l_linger: 60 };
-    setsockopt(&socket, sockopt::Linger, &linger).unwrap();
-    (socket.into(), peer)
 }
 
 /// All of this runs on one thread, which has to stay free.
