@@ -16,7 +16,7 @@ tests! {
 
 async fn little_goes_to_the_quick_one_and_much_to_both() -> Outcome {
     // Whose texts wait for others, though none come.
-    let slow = Setup::real("low")?.setting("batch_delay_us_max", "50000");
+    let slow = Setup::real("low")?.setting("batch_delay_us_max", "150000");
     let (slow, quick) = (Far::of(slow).await?, Far::start("low").await?);
     let (at_slow, at_quick) = (slow.gateway().await?, quick.gateway().await?);
     let setup = fleet("low", "openai", &[&at_slow.url(""), &at_quick.url("")])?;
@@ -26,9 +26,9 @@ async fn little_goes_to_the_quick_one_and_much_to_both() -> Outcome {
         let reply = daemon.client().packed(&["a short text"], HashMap::new()).await?;
         *computed.entry(reply.info("device")?).or_default() += 1;
     }
-    // What another program takes away for a moment may send a few to the slow one; by turns it would have half.
-    assert!(computed.get("remote:1").is_some_and(|texts| *texts > 24), "{computed:?}");
-    let texts = vec![much(); 4].concat();
+    // What other programs take away for a moment may send some to the slow one; by turns it would have half.
+    assert!(computed.get("remote:1").is_some_and(|texts| *texts > 20), "{computed:?}");
+    let texts = vec![much(); 16].concat();
     eventually("a call that both compute", async || {
         let reply = daemon.client().packed(&texts, HashMap::new()).await?;
         Ok(reply.info::<String>("device")?.split(',').count() == 2)
