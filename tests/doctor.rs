@@ -13,11 +13,11 @@ use tokio::process::Command;
 use crate::faults::limit_descriptors;
 use crate::harness::Outcome;
 use crate::harness::bus::PrivateBus;
-use crate::harness::command::{Finished, clean, finish, path_with};
+use crate::harness::command::{Finished, clean, finish, in_own_mounts, path_with};
 use crate::harness::daemon::Setup;
 use crate::harness::files::copy_folder;
 use crate::harness::gateway::Gateway;
-use crate::harness::needs::{op_dbus, store};
+use crate::harness::needs::{intruder, op_dbus, store};
 use crate::harness::registry::{Test, tests};
 use crate::native::without_library;
 use crate::providers::find;
@@ -36,6 +36,7 @@ tests! {
     webgpu_finds_no_device: [Bus, Low, NoGraphics],
     a_provider_of_another_system_says_so: [Bus, Low],
     a_library_that_is_none_is_wrong: [Bus, Low, Runtime],
+    a_library_where_nothing_may_be_run_is_told: [Bus, Low, Runtime, Root],
     a_damaged_library_is_named: [Bus, Low, Ggml],
     a_model_that_is_not_there_is_asked_for: [Bus],
     a_look_starts_no_worker: [Bus, Low],
@@ -184,6 +185,29 @@ async fn a_library_that_is_none_is_wrong() -> Outcome {
     assert!(text(&proof["found"]).starts_with("ggml does not work here"), "{proof}");
     // The advice of the daemon about its setting is not the doctor's.
     assert!(!text(&proof["found"]).contains("fallback"), "{proof}");
+    Ok(())
+}
+
+/// Another file in its place would not do either.
+async fn a_library_where_nothing_may_be_run_is_told() -> Outcome {
+    let (setup, bus) = (Setup::real("low")?, PrivateBus::start().await?);
+    let folder = setup.path("provider");
+    fs::create_dir(&folder)?;
+    let library = folder.join("provider.so");
+    fs::copy(intruder()?, &library)?;
+    let setup = setup.setting("providers.ggml.library", &library.display().to_string());
+    let doctor = command(&setup, bus.address(), &["ggml", "--quick", "--json"])?;
+    let folder = folder.display();
+    let needs = async |mounts: &str| -> Outcome<Value> {
+        let run = finish(in_own_mounts(&format!("{mounts} exec \"$@\""), &doctor), "").await?;
+        let found: Value = serde_json::from_str(&run.stdout)?;
+        Ok(check(&found["providers"][0]["checks"], "needs", "wrong").cloned().unwrap_or_default())
+    };
+    let closed = format!("mount --bind {folder} {folder}; mount -o remount,bind,noexec {folder};");
+    let next = format!("have the file system of {folder} mounted without noexec, or ");
+    let told = needs(&closed).await?;
+    assert!(text(&told["next"]).starts_with(&next), "{told}");
+    assert_eq!(needs("").await?, Value::Null);
     Ok(())
 }
 

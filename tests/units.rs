@@ -16,6 +16,7 @@ tests! {
     little_is_left_open: [SystemdAnalyze],
     every_profile_is_read: [SystemdAnalyze],
     every_profile_is_checked: [],
+    what_makes_devices_is_loaded_before_the_service: [],
     a_stop_is_told_to_the_daemon_alone: [],
 }
 
@@ -149,6 +150,28 @@ async fn every_profile_is_checked() -> Outcome {
         let known = PROFILES.iter().any(|(profile, _)| name == format!("{profile}.conf"));
         assert!(known, "{name} is not in the list above");
     }
+    Ok(())
+}
+
+/// systemd looks the groups of devices up when it starts the service, and never again: they would stay closed after a
+/// boot that was quicker than the driver.
+async fn what_makes_devices_is_loaded_before_the_service() -> Outcome {
+    let profile = fs::read_to_string(repository().join("systemd/profiles/gpu.conf"))?;
+    let values = |key: &str| -> Vec<&str> {
+        let lines = profile.lines().filter_map(|line| line.strip_prefix(key)?.strip_prefix('='));
+        lines.flat_map(str::split_whitespace).collect()
+    };
+    for (group, module) in
+        [("char-nvidia-uvm", "nvidia_uvm"), ("char-drm", "drm"), ("char-accel", "drm")]
+    {
+        assert!(values("DeviceAllow").contains(&group), "{group}");
+        let loads = format!("modprobe@{module}.service");
+        for key in ["Wants", "After"] {
+            assert!(values(key).contains(&loads.as_str()), "{key} has no {loads}, for {group}");
+        }
+    }
+    // It makes the nodes.
+    assert!(values("After").contains(&"nvidia-persistenced.service"));
     Ok(())
 }
 

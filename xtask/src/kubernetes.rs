@@ -69,6 +69,23 @@ mod tests {
         }
     }
 
+    /// Kubernetes tells each pod of the Services by variables, of `op-dbus` by `OP_DBUS_SERVICE_HOST`, `OP_DBUS_PORT` and
+    /// others, and the program refuses what is no setting.
+    #[test]
+    fn no_pod_has_variables_that_tell_of_the_service() {
+        let mut pods = 0;
+        for path in manifests().expect("the manifests") {
+            let manifest = std::fs::read_to_string(&path).expect("a manifest");
+            let count = |line: &str| manifest.lines().filter(|one| one.trim() == line).count();
+            let of_this = count("containers:");
+            for line in ["automountServiceAccountToken: false", "enableServiceLinks: false"] {
+                assert_eq!(count(line), of_this, "{}: {line}", path.display());
+            }
+            pods += of_this;
+        }
+        assert!(pods > 0);
+    }
+
     #[test]
     fn a_gpu_adds_to_the_deployment_and_changes_nothing() {
         let read = |name: &str| read(&format!("packaging/kubernetes/{name}"));

@@ -211,7 +211,8 @@ impl Examination {
             }
         };
         let groups = || nodes::groups(&self.root, facts);
-        checks.extend(unit::check(&self.unit, facts, groups, barred));
+        let of_root = || nodes::of_root(&self.root, facts);
+        checks.extend(unit::check(&self.unit, facts, groups, of_root, barred));
         checks
     }
 

@@ -154,8 +154,9 @@ const VULKAN: Descriptions = Descriptions {
     next: "install the Vulkan driver of your card (Debian: apt install mesa-vulkan-drivers)",
 };
 
-const MODPROBE: &str =
-    "start nvidia-persistenced, or type `nvidia-modprobe -u -c 0`, which makes it";
+const MODPROBE: &str = "start nvidia-persistenced, or type `nvidia-modprobe -u -c 0`, which makes it, then type \
+     `systemctl restart op-dbus`";
+const KFD: &str = "load the kernel driver amdgpu, then type `systemctl restart op-dbus`";
 const RENDER: &str = "load the card's kernel driver (amdgpu, i915, xe, nouveau), which makes it";
 const NVIDIA_NODES: &[Node] = &[
     Node { path: "/dev/nvidiactl", needed: true, next: MODPROBE },
@@ -275,10 +276,7 @@ pub const FACTS: &[Facts] = &[
         provider: Provider::MiGraphX,
         beside: Some("libonnxruntime_providers_migraphx.so"),
         hardware: Some(&AMD),
-        nodes: &[
-            Node { path: "/dev/kfd", needed: true, next: "load the kernel driver amdgpu" },
-            CARD_NODE,
-        ],
+        nodes: &[Node { path: "/dev/kfd", needed: true, next: KFD }, CARD_NODE],
         directives: ON_AMD,
         profile: "gpu",
         ..PLAIN

@@ -1,7 +1,8 @@
 //! The provider's library: there and undamaged, and whether the loader finds what it needs.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
+use nix::sys::statvfs::{FsFlags, statvfs};
 use op_dbus_daemon::service::{self, Host};
 use op_dbus_daemon::settings::{Loaded, Provider};
 
@@ -76,7 +77,7 @@ fn told(sentence: &str) -> Check {
 }
 
 /// What the loader does not find of what a file lists.
-fn needed(file: &std::path::Path, loader: &Loader) -> Vec<Check> {
+fn needed(file: &Path, loader: &Loader) -> Vec<Check> {
     let name = file.file_name().unwrap_or_default().to_string_lossy().into_owned();
     match loader.missing(file) {
         Ok(missing) if missing.is_empty() => Vec::new(),
@@ -89,10 +90,22 @@ fn needed(file: &std::path::Path, loader: &Loader) -> Vec<Check> {
             vec![Check::missing("needs", found, facts::brings(&missing[0]))]
         }
         Err(said) => {
-            let next = format!("put a library for this machine in the place of {name}");
+            let folder = file.parent().unwrap_or(file).display();
+            let next = match runs_nothing(file) {
+                true => format!(
+                    "have the file system of {folder} mounted without noexec, or set model_dir, or \
+                     what names this library, to another place"
+                ),
+                false => format!("put a library for this machine in the place of {name}"),
+            };
             vec![Check::wrong("needs", format!("{name} can't be mapped: {said}"), next)]
         }
     }
+}
+
+/// Whether what is on the file system of a file can't be run, and so no library mapped.
+fn runs_nothing(file: &Path) -> bool {
+    statvfs(file).is_ok_and(|system| system.flags().contains(FsFlags::ST_NOEXEC))
 }
 
 /// What the provider opens by name.

@@ -10,9 +10,6 @@ use super::check::Check;
 use super::facts::{Facts, Node};
 use super::machine::Root;
 
-/// Groups that distributions give device nodes to, for those whose group has no name here.
-const USUAL_GROUPS: &str = "video or render";
-
 /// Whether this user may read and write a node.
 pub fn may_open(path: &Path) -> bool {
     access(path, AccessFlags::R_OK | AccessFlags::W_OK).is_ok()
@@ -45,17 +42,34 @@ pub fn checks(root: &Root, facts: &Facts, may_open: impl Fn(&Path) -> bool) -> V
 
 /// The groups without which the provider's needed nodes stay closed.
 pub fn groups(root: &Root, facts: &Facts) -> Vec<String> {
-    let needed = facts.nodes.iter().filter(|node| node.needed);
-    let paths = needed.flat_map(|node| matching(root, node.path));
-    let closed = paths.filter_map(|path| {
-        let meta = fs::metadata(root.path(&path)).ok()?;
-        (meta.mode() & 0o006 != 0o006).then_some(meta.gid())
-    });
-    let named = closed.filter_map(|gid| Group::from_gid(Gid::from_raw(gid)).ok().flatten());
+    // Nobody is to be let into root's: what it needs is another group.
+    let gids = not_for_all(root, facts).map(|(_, meta)| meta.gid()).filter(|gid| *gid != 0);
+    let named = gids.filter_map(|gid| Group::from_gid(Gid::from_raw(gid)).ok().flatten());
     let mut names: Vec<String> = named.map(|group| group.name).collect();
     names.sort();
     names.dedup();
     names
+}
+
+/// One of the provider's needed nodes that is root's, and open to no others.
+pub fn of_root(root: &Root, facts: &Facts) -> Option<String> {
+    let is_of_root = |(_, meta): &(String, fs::Metadata)| (meta.uid(), meta.gid()) == (0, 0);
+    not_for_all(root, facts).find(is_of_root).map(|(path, _)| path)
+}
+
+/// What gives others than root a node that is root's.
+pub fn shared(path: &str) -> String {
+    // Those that distributions give device nodes to.
+    format!("let a rule of udev give {path} to the group video or render")
+}
+
+/// The provider's needed nodes that are not open to everybody.
+fn not_for_all(root: &Root, facts: &Facts) -> impl Iterator<Item = (String, fs::Metadata)> {
+    let needed = facts.nodes.iter().filter(|node| node.needed);
+    needed.flat_map(move |node| matching(root, node.path)).filter_map(move |path| {
+        let meta = fs::metadata(root.path(&path)).ok()?;
+        (meta.mode() & 0o006 != 0o006).then_some((path, meta))
+    })
 }
 
 /// The nodes of a path in which `#` stands for a number.
@@ -85,7 +99,7 @@ fn closed(root: &Root, path: &str, node: &Node) -> Check {
     let group = group.and_then(|meta| Group::from_gid(Gid::from_raw(meta.gid())).ok().flatten());
     check(match group {
         Some(group) => format!("type `usermod -aG {} {user}` and log in again", group.name),
-        None => format!("let a rule of udev give {path} to the group {USUAL_GROUPS}"),
+        None => shared(path),
     })
 }
 
@@ -95,6 +109,7 @@ mod tests {
 
     use super::super::check::State;
     use super::super::facts::of;
+    use super::super::unit::{self, Unit};
     use super::*;
 
     fn tree(nodes: &[&str]) -> (tempfile::TempDir, Root) {
@@ -119,14 +134,27 @@ mod tests {
 
     #[test]
     fn nodes_that_are_open_to_all_need_no_group() {
-        use std::os::unix::fs::PermissionsExt;
+        use std::os::unix::fs::{PermissionsExt, chown};
         let (_folder, root) = tree(&["dev/dri/renderD128", "dev/kfd"]);
         let facts = of(Provider::MiGraphX);
-        for (mode, closed) in [(0o666, false), (0o660, true)] {
-            for node in ["/dev/dri/renderD128", "/dev/kfd"] {
-                fs::set_permissions(root.path(node), fs::Permissions::from_mode(mode)).unwrap();
+        let service = Unit::parse("LoadState=loaded\nUser=op-dbus\nDevicePolicy=auto");
+        // Others than root can't give them to another group, and are not in root's.
+        let is_root = getuid().is_root();
+        for (mode, group, needed) in [(0o666, 1, 0), (0o660, 1, 1), (0o660, 0, 0)] {
+            for node in ["/dev/dri/renderD128", "/dev/kfd"].map(|node| root.path(node)) {
+                fs::set_permissions(&node, fs::Permissions::from_mode(mode)).unwrap();
+                if is_root {
+                    chown(&node, None, Some(group)).unwrap();
+                }
             }
-            assert_eq!(groups(&root, facts).len(), usize::from(closed));
+            if is_root || group != 0 {
+                assert_eq!(groups(&root, facts).len(), needed, "mode {mode:o}, group {group}");
+                // Whoever looks, even root.
+                let of_root = || of_root(&root, facts);
+                let told = unit::check(&service, facts, Vec::new, of_root, |_| None).unwrap();
+                let is_open = (mode, group) != (0o660, 0);
+                assert_eq!(told.state == State::Ok, is_open, "{}", told.found);
+            }
         }
     }
 

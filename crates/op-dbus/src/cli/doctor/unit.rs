@@ -1,6 +1,7 @@
 //! The installed unit: who the service runs as, and which of its directives block a provider.
 
 mod fleet;
+mod groups;
 mod sandbox;
 
 use std::collections::BTreeMap;
@@ -8,15 +9,15 @@ use std::ffi::OsString;
 use std::path::Path;
 use std::process::Command;
 
-use nix::unistd::{User, geteuid};
-
 use super::check::{Check, UNIT};
 use super::facts::{Blocks, Directive, Facts};
 use sandbox::lies_in;
 
+pub use groups::other_user;
+
 const NAME: &str = "op-dbus.service";
 const MASKED: &str = "op-dbus.service is masked";
-const PROPERTIES: &str = "LoadState,User,PrivateDevices,DevicePolicy,DeviceAllow,\
+const PROPERTIES: &str = "LoadState,User,Group,PrivateDevices,DevicePolicy,DeviceAllow,\
                           MemoryDenyWriteExecute,ProcSubset,PrivateNetwork,RestrictAddressFamilies,SystemCallFilter,SupplementaryGroups,\
                           StateDirectory,CacheDirectory,RuntimeDirectory,ProtectSystem,ProtectHome,PrivateTmp,\
                           ReadWritePaths,BindPaths,BindReadOnlyPaths,InaccessiblePaths,TemporaryFileSystem,\
@@ -165,29 +166,19 @@ pub fn unread(what: &[String]) -> Option<Check> {
     (!what.is_empty()).then(|| Check::unchecked("environment", found))
 }
 
-/// Tells that the service runs as another user than the one who asks, as far as that is so.
-pub fn other_user(unit: &Result<Unit, String>) -> Option<Check> {
-    let service = unit.as_ref().ok()?.user()?;
-    let me = User::from_uid(geteuid()).ok().flatten()?.name;
-    let found = format!(
-        "the service runs as {service}, and this is {me}: `sudo -u {service} op-dbus doctor` shows \
-         what that user may"
-    );
-    (me != service).then(|| Check::unchecked("user", found))
-}
-
 /// Tells of a unit that can't be started.
 pub fn masked(unit: &Result<Unit, String>) -> Option<Check> {
     let why = unit.as_ref().err().filter(|why| why.as_str() == MASKED)?;
     Some(Check::wrong(UNIT, why, format!("type `systemctl unmask {NAME}`")))
 }
 
-/// The directives that block the provider, in one check; `groups` are those of its device nodes, and `more` is
-/// in the way of these settings.
+/// The directives that block the provider, in one check; `groups` are those of its device nodes, `of_root` is one of
+/// these that is root's, and `more` is in the way of these settings.
 pub fn check(
     unit: &Result<Unit, String>,
     facts: &Facts,
     groups: impl FnOnce() -> Vec<String>,
+    of_root: impl FnOnce() -> Option<String>,
     more: impl FnOnce(&Unit) -> Option<Obstacle>,
 ) -> Option<Check> {
     if facts.directives.is_empty() {
@@ -206,17 +197,9 @@ pub fn check(
             }
         })
         .collect();
-    let joined = unit.value("SupplementaryGroups");
-    let lacks = |group: &String| !joined.split_whitespace().any(|one| one == group);
-    // Who is root needs no group.
-    if unit.user().is_some_and(|user| user != "root") {
-        let lacking = groups().into_iter().filter(lacks);
-        blocking.extend(lacking.map(|group| {
-            format!("SupplementaryGroups without {group} keeps its device nodes closed")
-        }));
-    }
     let mut next = (!blocking.is_empty()).then(|| profile(facts.profile));
-    if let Some((found, mend)) = more(unit) {
+    let others = [unit.lacks(groups), unit.may_not_open(of_root), more(unit)];
+    for (found, mend) in others.into_iter().flatten() {
         blocking.push(found);
         next.get_or_insert(mend);
     }
@@ -258,7 +241,7 @@ mod tests {
                         MemoryDenyWriteExecute=no\nProcSubset=all\nSystemCallFilter=mbind read";
 
     fn checked(shown: &str, provider: Provider) -> Check {
-        check(&Unit::parse(shown), of(provider), Vec::new, |_| None).unwrap()
+        check(&Unit::parse(shown), of(provider), Vec::new, || None, |_| None).unwrap()
     }
 
     #[test]
@@ -296,7 +279,8 @@ mod tests {
     #[test]
     fn what_else_is_in_the_way_has_its_own_advice() {
         let more = |_: &Unit| Some(("a library".to_owned(), "move it".to_owned()));
-        let found = |shown| check(&Unit::parse(shown), of(Provider::Cuda), Vec::new, more).unwrap();
+        let cuda = of(Provider::Cuda);
+        let found = |shown| check(&Unit::parse(shown), cuda, Vec::new, || None, more).unwrap();
         assert_eq!(found(OPEN).next.unwrap(), "move it");
         let both = found(STRICT);
         assert!(both.found.ends_with("; a library"), "{}", both.found);
@@ -316,9 +300,15 @@ mod tests {
     fn a_group_that_the_nodes_belong_to_is_needed() {
         let groups = || vec!["render".to_owned()];
         let cuda = of(Provider::Cuda);
-        let checked = |shown: &str| check(&Unit::parse(shown), cuda, groups, |_| None).unwrap();
+        let checked =
+            |shown: &str| check(&Unit::parse(shown), cuda, groups, || None, |_| None).unwrap();
         let lacking = checked(OPEN);
         assert!(lacking.found.contains("without render"), "{}", lacking.found);
+        // The profile, which would not help where it is laid over the unit already, is for the directives.
+        assert!(lacking.next.unwrap().contains("`SupplementaryGroups=render`"));
+        let closed = checked(STRICT);
+        assert!(closed.found.ends_with("render keeps its device nodes closed"), "{}", closed.found);
+        assert!(closed.next.unwrap().contains("profiles/gpu.conf"));
         assert_eq!(checked(&format!("{OPEN}\nSupplementaryGroups=video render")).state, State::Ok);
     }
 
@@ -379,11 +369,8 @@ mod tests {
     fn what_is_not_installed_is_not_judged() {
         let check = checked("LoadState=not-found\nUser=", Provider::Cuda);
         assert_eq!(check.state, State::Unchecked);
-        let plain = super::check(&Unit::parse(STRICT), of(Provider::Cpu), Vec::new, |_| None);
-        assert!(plain.is_none());
-        assert_eq!(
-            Unit::parse(STRICT).ok().and_then(|unit| unit.user()),
-            Some("op-dbus".to_owned())
-        );
+        let strict = Unit::parse(STRICT);
+        assert!(super::check(&strict, of(Provider::Cpu), Vec::new, || None, |_| None).is_none());
+        assert_eq!(strict.ok().and_then(|unit| unit.user()), Some("op-dbus".to_owned()));
     }
 }

@@ -10,15 +10,22 @@ use op_dbus_daemon::settings::options::fleet::{self, Endpoint};
 
 use super::{NAME, Obstacle, Unit, add};
 
-const CREDENTIAL: &str = "LoadCredential";
+/// Names a file, which others than systemd may be able to read.
+const LOADED: &str = "LoadCredential";
+/// By what else a unit has a credential, which systemd alone makes out.
+const SEALED: [&str; 3] = ["LoadCredentialEncrypted", "SetCredential", "SetCredentialEncrypted"];
 
 /// The lines of the unit's files that name credentials: `systemctl show` can't print them.
 pub fn credentials_of(unit: &str) -> String {
     let output = Command::new("systemctl").args(["cat", unit]).output();
     let files = output.map(|output| output.stdout).unwrap_or_default();
     let files = String::from_utf8_lossy(&files);
-    let named = |line: &&str| line.starts_with(CREDENTIAL);
+    let named = |line: &&str| line.split_once('=').is_some_and(|(key, _)| is_credential(key));
     files.lines().filter(named).collect::<Vec<_>>().join("\n")
+}
+
+fn is_credential(key: &str) -> bool {
+    key == LOADED || SEALED.contains(&key)
 }
 
 impl Unit {
@@ -48,10 +55,22 @@ impl Unit {
         let options = &mut settings.providers.get_mut(fleet::REMOTE)?.checked;
         let mut closed = None;
         for (option, name) in CREDENTIALS {
-            let lines = self.0.iter().filter(|(key, _)| key == CREDENTIAL);
-            let mut paths = lines.filter_map(|(_, value)| value.split_once(':'));
-            let path = paths.rfind(|(id, _)| *id == name).map(|(_, path)| path);
-            let Some(path) = path.filter(|_| !options.contains_key(option)) else { continue };
+            let lines = self.0.iter().filter(|(key, _)| is_credential(key));
+            // A name alone is that of a file in one of systemd's own folders.
+            let mut parts = lines.map(|(key, value)| {
+                let (id, path) = value.split_once(':').unwrap_or((value.as_str(), ""));
+                (key, id, path)
+            });
+            let last = parts.rfind(|(_, id, _)| *id == name);
+            let Some((key, _, path)) = last.filter(|_| !options.contains_key(option)) else {
+                continue;
+            };
+            if key != LOADED || path.is_empty() {
+                let why =
+                    format!("{NAME} has the credential {name} by {key}, which only systemd reads");
+                closed.get_or_insert(why);
+                continue;
+            }
             if let Err(error) = File::open(path) {
                 let why = format!(
                     "{NAME} has the credential {name} from {path}, which you can't read ({error})"
@@ -112,6 +131,19 @@ mod tests {
         assert!(closed.contains("/nowhere/ca.pem"), "{closed}");
         let checked = &lent.providers[fleet::REMOTE].checked;
         assert_eq!((&*checked["token_file"], &*checked["ca_file"]), (&*token, "/nowhere/ca.pem"));
+        for by in [
+            "LoadCredential=remote-token",
+            "LoadCredentialEncrypted=remote-token:/etc/op-dbus/token",
+            "SetCredentialEncrypted=remote-token: \\",
+        ] {
+            let unit = Unit::parse(&format!("{shown}\n{by}")).ok().unwrap();
+            let mut unread = settings("https://embed.example");
+            let closed = unit.lend_credentials(&mut unread).unwrap();
+            let (key, _) = by.split_once('=').unwrap();
+            let expected = format!("remote-token by {key}, which only systemd reads");
+            assert!(closed.ends_with(&expected), "{by}: {closed}");
+            assert!(!unread.providers[fleet::REMOTE].checked.contains_key("token_file"), "{by}");
+        }
         let mut own = settings("https://embed.example");
         for option in ["token_file", "ca_file"] {
             let remote = own.providers.get_mut(fleet::REMOTE).unwrap();
