@@ -49,6 +49,7 @@ extern "C" fn OrtGetApiBase() -> *const c_void {
     files(&home);
     sockets(&home);
     processes();
+    shared();
     kernel();
     tell("the end", Ok::<_, io::Error>(()));
     (&raw const API_BASE).cast()
@@ -162,6 +163,24 @@ fn processes() {
     call("the daemon's real-time priority", libc::SYS_sched_setparam, [daemon, 0, 0]);
     call("the daemon's deadlines", libc::SYS_sched_setattr, [daemon, 0, 0]);
     call("a process by the newer call", libc::SYS_clone3, [0, 0, 0]);
+}
+
+/// What every process of the user finds by a number or a name, and the terminal of whoever started the daemon.
+fn shared() {
+    call("memory by a number", libc::SYS_shmget, [0, -1, 0]);
+    call("another's memory by its number", libc::SYS_shmat, [-1, 0, 0]);
+    call("the end of another's memory", libc::SYS_shmctl, [-1, 0, 0]);
+    call("semaphores by a number", libc::SYS_semget, [0, -1, 0]);
+    call("another's messages by their number", libc::SYS_msgrcv, [-1, 0, 0]);
+    call("messages by a name", libc::SYS_mq_open, [0, 0, 0]);
+    let standard_error = c_long::from(libc::STDERR_FILENO);
+    let types = libc::TIOCSTI.cast_signed();
+    call("a letter in the terminal", libc::SYS_ioctl, [standard_error, types, 0]);
+    // The kernel reads the lower half alone.
+    let longer = types | (1 << 32);
+    call("a letter by a longer number", libc::SYS_ioctl, [standard_error, longer, 0]);
+    let pastes = libc::TIOCLINUX.cast_signed();
+    call("what is marked in the terminal", libc::SYS_ioctl, [standard_error, pastes, 0]);
 }
 
 fn kernel() {

@@ -1,5 +1,5 @@
 //! System calls that a worker has no use for, refused by seccomp: whatever makes a socket, a process,
-//! or a way into another process or into the kernel.
+//! or a way into another process, into its terminal or into the kernel.
 //!
 //! The unit's filter lists what the service may call; this takes from that, and what is not here stays
 //! as it is. A refused call fails with EPERM, and a library that tries it in vain does without.
@@ -68,6 +68,28 @@ const PROCESSES: &[c_long] = &[
     libc::SYS_pidfd_send_signal,
     libc::SYS_tkill,
 ];
+
+/// What has a number or a name of its own in place of a file, so that Landlock does not see it, and is found by every
+/// process of the user: System V's memory, semaphores and messages, and queues of messages.
+const BY_NUMBER: &[c_long] = &[
+    libc::SYS_shmget,
+    libc::SYS_shmat,
+    libc::SYS_shmctl,
+    libc::SYS_semget,
+    libc::SYS_semop,
+    libc::SYS_semtimedop,
+    libc::SYS_semctl,
+    libc::SYS_msgget,
+    libc::SYS_msgsnd,
+    libc::SYS_msgrcv,
+    libc::SYS_msgctl,
+    libc::SYS_mq_open,
+    libc::SYS_mq_unlink,
+];
+
+/// Requests of `ioctl` that type: `TIOCSTI` and `TIOCLINUX`. Standard error may be the terminal of the shell that a daemon
+/// was started from, which would read what is typed there as a command.
+const TYPING: [u64; 2] = [0x5412, 0x541c];
 
 /// What the machine looks like: mounts, namespaces, its clock and names, its kernel.
 const MACHINE: &[c_long] = &[
@@ -175,7 +197,7 @@ fn rules(needs: Needs) -> Result<Rules, BackendError> {
     // No rule for a call is: always.
     let always = |calls: &[c_long]| calls.iter().map(|&call| (call, Vec::new())).collect::<Rules>();
     let mut rules = Rules::new();
-    for calls in [SOCKETS, PROCESSES, MACHINE, KERNEL, SCHEDULING] {
+    for calls in [SOCKETS, PROCESSES, BY_NUMBER, MACHINE, KERNEL, SCHEDULING] {
         rules.extend(always(calls));
     }
     match network {
@@ -212,6 +234,8 @@ fn rules(needs: Needs) -> Result<Rules, BackendError> {
     }
     // Limits are asked for and set by this call; 0 is ourselves.
     rules.insert(libc::SYS_prlimit64, vec![SeccompRule::new(vec![not(own)?, not(0)?])?]);
+    let types = |request| SeccompRule::new(vec![condition(1, SeccompCmpOp::Eq, request)?]);
+    rules.insert(libc::SYS_ioctl, TYPING.into_iter().map(types).collect::<Result<_, _>>()?);
     if !placing {
         // 0 is the thread that calls.
         rules.insert(libc::SYS_sched_setaffinity, vec![SeccompRule::new(vec![not(0)?])?]);
@@ -257,7 +281,7 @@ fn bits(value: i32) -> u64 {
 }
 
 fn condition(argument: u8, is: SeccompCmpOp, value: u64) -> Result<SeccompCondition, BackendError> {
-    // Processes are numbered in, and flags fit, four bytes; the kernel ignores the rest.
+    // Processes are numbered in, and flags and requests fit, four bytes; the kernel ignores the rest.
     SeccompCondition::new(argument, SeccompCmpArgLen::Dword, is, value)
 }
 
@@ -273,7 +297,8 @@ fn filter(rules: Rules, errno: i32) -> Result<BpfProgram, BackendError> {
 fn with_x32(mut rules: Rules) -> Rules {
     const X32: c_long = 0x4000_0000;
     /// Calls that have a number of their own there, and what they are else.
-    const RENUMBERED: [(c_long, c_long); 10] = [
+    const RENUMBERED: [(c_long, c_long); 11] = [
+        (514, libc::SYS_ioctl),
         (518, libc::SYS_sendmsg),
         (520, libc::SYS_execve),
         (521, libc::SYS_ptrace),

@@ -22,11 +22,20 @@ fn on(network: Network) -> Needs {
 
 #[test]
 fn no_call_is_listed_twice_and_programs_are_refused_unless_needed() {
-    let lists =
-        [SOCKETS, CONNECTIONS, PROGRAMS, PROCESSES, MACHINE, KERNEL, SCHEDULING, OF_A_PROCESS];
+    let lists = [
+        SOCKETS,
+        CONNECTIONS,
+        PROGRAMS,
+        PROCESSES,
+        BY_NUMBER,
+        MACHINE,
+        KERNEL,
+        SCHEDULING,
+        OF_A_PROCESS,
+    ];
     let listed: usize = lists.iter().map(|calls| calls.len()).sum();
-    // And `prlimit64`, `clone` and `sched_setaffinity`.
-    assert_eq!(rules(Needs::default()).unwrap().len(), listed + 3);
+    // And `prlimit64`, `ioctl`, `clone` and `sched_setaffinity`.
+    assert_eq!(rules(Needs::default()).unwrap().len(), listed + 4);
     let with_programs = rules(Needs { programs: true, ..Needs::default() }).unwrap();
     for call in [libc::SYS_execve, libc::SYS_clone] {
         assert!(!with_programs.contains_key(&call), "{call}");
@@ -168,7 +177,7 @@ fn no_call_connects_as_it_sends() {
 #[cfg(target_arch = "x86_64")]
 fn the_numbers_of_x32_are_refused_as_well() {
     let rules = with_x32(rules(on(Network::Tcp)).unwrap());
-    for call in [libc::SYS_socket, libc::SYS_sendto, 518, 520, 538, 545] {
+    for call in [libc::SYS_socket, libc::SYS_sendto, libc::SYS_shmat, 514, 518, 520, 538, 545] {
         assert!(rules.contains_key(&(call | 0x4000_0000)), "{call}");
     }
 }
@@ -194,4 +203,45 @@ fn no_other_process_is_scheduled() {
     assert_eq!((prioritised, own), (Err(Errno::EPERM), Ok(())));
     let rules = rules(Needs { placing: true, ..Needs::default() }).unwrap();
     assert!(!rules.contains_key(&libc::SYS_sched_setaffinity));
+}
+
+/// Calls that type for whoever has the terminal `of`, or find what has a number. Each has one that the kernel refuses
+/// for another reason, if it looks at it.
+fn typed_and_found(of: i32) -> Vec<(c_long, [c_long; 3])> {
+    let of = c_long::from(of);
+    let typed = TYPING.map(|request| (libc::SYS_ioctl, [of, request.cast_signed(), 0]));
+    // The kernel reads the lower half alone.
+    let longer = typed.map(|(call, [of, request, _])| (call, [of, request | (1 << 32), 0]));
+    let found = [
+        (libc::SYS_shmget, [0, -1, 0]),
+        (libc::SYS_shmat, [-1, 0, 0]),
+        (libc::SYS_semget, [0, -1, 0]),
+        (libc::SYS_msgrcv, [-1, 0, 0]),
+        (libc::SYS_mq_open, [0, 0, 0]),
+    ];
+    [&typed[..], &longer, &found].concat()
+}
+
+/// Whatever else a worker needs.
+#[test]
+fn nothing_is_found_by_a_number_and_nobody_typed_for() {
+    let outcomes = |needs: Option<Needs>| {
+        let attempts = move || {
+            let no_terminal = std::fs::File::open("/dev/null").unwrap();
+            needs.into_iter().for_each(|needs| refuse(needs).unwrap());
+            let mut errors = Vec::new();
+            for (call, [first, second, third]) in typed_and_found(no_terminal.as_raw_fd()) {
+                // SAFETY: no argument points to memory, and nothing is done with numbers that are wrong.
+                let answer = unsafe { libc::syscall(call, first, second, third, 0, 0) };
+                errors.push(Errno::result(answer).unwrap_err());
+            }
+            errors
+        };
+        std::thread::spawn(attempts).join().unwrap()
+    };
+    let all = Needs { programs: true, placing: true, network: Network::TcpByName };
+    for needs in [Needs::default(), all] {
+        assert_eq!(outcomes(Some(needs)), [Errno::EPERM; 9], "{needs:?}");
+    }
+    assert!(!outcomes(None).contains(&Errno::EPERM));
 }
