@@ -110,15 +110,18 @@ async fn a_full_gateway_says_when_to_come_back() -> Outcome {
 async fn texts_in_flight_are_bounded_as_well() -> Outcome {
     let stage = Stage::sim().await?;
     stage.daemon.signal_workers(Signal::SIGSTOP).await?;
-    let waiting = requests(&stage.gateway, 2, &["x"; 16_384])?;
+    let large = requests(&stage.gateway, 2, &["x"; 16_384])?;
     stage.daemon.client().counted("in_flight_calls", 2).await?;
-    let refused = stage.gateway.post("/embed", &json!({"inputs": "one more"})).await?;
+    // As many texts as go first in the service are worked on beside them.
+    let small = requests(&stage.gateway, 1, &["x"; 63])?;
+    stage.daemon.client().counted("in_flight_calls", 3).await?;
+    let more = json!({"inputs": vec!["x"; 1000]});
+    let refused = stage.gateway.post("/embed", &more).await?;
     assert_eq!(refused.status, 429, "{}", refused.text);
     assert!(refused.text.contains("as many texts in flight as it takes"), "{}", refused.text);
-    drop(waiting);
-    stage.daemon.signal_workers(Signal::SIGCONT).await?;
-    let one = json!({"inputs": "one"});
-    let has_room = async || Ok(stage.gateway.post("/embed", &one).await?.status == 200);
+    all_answered(&stage, small).await?;
+    drop(large);
+    let has_room = async || Ok(stage.gateway.post("/embed", &more).await?.status == 200);
     eventually("room again", has_room).await?;
     stage.end().await.map(drop)
 }

@@ -7,6 +7,7 @@ mod left;
 mod limits;
 mod matryoshka;
 mod models;
+mod passing;
 mod ready;
 mod refusals;
 mod replies;
@@ -38,6 +39,7 @@ pub fn all() -> Vec<Test> {
         limits::tests(),
         matryoshka::tests(),
         models::tests(),
+        passing::tests(),
         ready::tests(),
         refusals::tests(),
         replies::tests(),

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use zbus::Variant;
 
-use super::Stage;
+use super::{Stage, sentence};
 use crate::harness::Outcome;
 use crate::harness::client::Options;
 use crate::harness::daemon::Setup;
@@ -12,7 +12,9 @@ use crate::harness::registry::tests;
 
 tests! {
     vectors_have_length_one_unless_that_is_not_wanted: [Bus, Curl, Low],
+    normalize_false_is_refused_where_the_model_normalises: [Bus, Curl, Medium],
     the_end_that_is_said_is_cut: [Bus, Curl, Low],
+    no_more_ranks_come_than_are_wanted: [Bus, Curl],
     similarity_knows_prompts: [Bus, Curl, Low],
     null_is_as_good_as_nothing: [Bus, Curl],
     tokens_have_the_text_that_they_stand_for: [Bus, Curl, Low],
@@ -43,6 +45,37 @@ async fn vectors_have_length_one_unless_that_is_not_wanted() -> Outcome {
     {
         let unit = embedded(&stage, body).await?;
         assert!((length(&unit) - 1.0).abs() < 1e-5, "{}", length(&unit));
+    }
+    stage.end().await.map(drop)
+}
+
+/// Some clients send it unless they are told otherwise, as Haystack's do.
+async fn normalize_false_is_refused_where_the_model_normalises() -> Outcome {
+    let stage = Stage::of(Setup::real("medium")?).await?;
+    let own = stage.daemon.client().vectors(&["disk full"]).await?.remove(0);
+    for path in ["/embed", "/"] {
+        let body = |normalize: bool| json!({"inputs": "disk full", "normalize": normalize});
+        let refused = stage.gateway.post(path, &body(false)).await?;
+        assert_eq!(refused.status, 400, "{path}: {}", refused.text);
+        let said = sentence(&refused, path)?;
+        assert!(said.starts_with("normalize is false"), "{path}: {said}");
+        let rows = stage.gateway.post(path, &body(true)).await?.ok()?;
+        assert_eq!(floats(&rows[0]).ok_or("no numbers")?, own, "{path}");
+    }
+    stage.end().await.map(drop)
+}
+
+async fn no_more_ranks_come_than_are_wanted() -> Outcome {
+    let stage = Stage::sim().await?;
+    let asked = async |top_n: Value| {
+        let body = json!({"query": "b", "texts": ["a", "b", "c"], "top_n": top_n});
+        stage.gateway.post("/rerank", &body).await?.ok()
+    };
+    let all = asked(Value::Null).await?;
+    let all = all.as_array().ok_or("no list")?;
+    assert_eq!((all.len(), &all[0]["index"]), (3, &json!(1)));
+    for (top_n, count) in [(2, 2), (0, 0), (3, 3), (u32::MAX, 3)] {
+        assert_eq!(asked(json!(top_n)).await?, json!(all[..count]), "{top_n}");
     }
     stage.end().await.map(drop)
 }
@@ -125,7 +158,7 @@ async fn null_is_as_good_as_nothing() -> Outcome {
         of(
             "/rerank",
             json!({"query": "a", "texts": ["b"]}),
-            &["truncate", "truncation_direction", "raw_scores", "return_text"],
+            &["truncate", "truncation_direction", "raw_scores", "return_text", "top_n"],
         ),
         of("/tokenize", json!({"inputs": "a"}), &["add_special_tokens", "prompt_name"]),
         of("/similarity", similarity.clone(), &["parameters"]),

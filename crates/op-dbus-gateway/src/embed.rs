@@ -1,9 +1,10 @@
 //! Embedding over the bus: what a request has for input, split into calls, put together again.
 
 use std::collections::HashMap;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use op_dbus_api::{EmbedderProxy, Info, cosine, is_about_text, option};
+use op_dbus_api::{EmbedderProxy, Info, cosine, is_about_text, option, retry_after};
+use tokio::time::sleep;
 use zbus::Variant;
 
 use crate::Gateway;
@@ -63,7 +64,7 @@ pub struct Embedded {
 /// Embeds `inputs`, in as many calls as it takes.
 ///
 /// # Errors
-/// The first refusal; then there is no vector at all.
+/// The first refusal that does not pass in time; then there is no vector at all.
 pub async fn embed(
     gateway: &Gateway,
     inputs: &Inputs,
@@ -78,7 +79,7 @@ pub async fn embed(
     // The next one is the last.
     let mut parts: Vec<Part<'_>> = texts.chain(lists).rev().collect();
     let left = parts.iter().map(|part| part.size()).sum();
-    let mut rate = CallRate { left, deadline, sent: None };
+    let mut rate = CallRate { left, deadline, sent: None, rest: Duration::ZERO };
     while let Some(part) = parts.pop() {
         let call = part.embedded(&embedder, options(wanted, deadline, &all.space));
         match lease.answer(call).await {
@@ -88,8 +89,14 @@ pub async fn embed(
             }
             // What a call counts as is the service's to say, by its model and options.
             Err(refusal) if part.len() > 1 && is_of_all(&refusal) => parts.extend(part.halves()),
-            // The service counts from the start of its call, and the client's list may be another.
             Err(refusal) => {
+                // What is computed already would be lost.
+                if all.rows > 0 && passes(&refusal, rate.latest()).await {
+                    parts.push(part);
+                    rate.sent = Some(Instant::now());
+                    continue;
+                }
+                // The service counts from the start of its call, and the client's list may be another.
                 let name = |number| inputs.name(all.rows + number);
                 return Err(told(refusal, wanted, &mut lease).await.about_texts(name));
             }
@@ -172,6 +179,18 @@ fn is_of_all(refusal: &Refusal) -> bool {
     refusal.code() == "too_large" && !is_about_text(refusal.message())
 }
 
+/// Whether a call that was refused is to be made again, after the wait that the refusal itself asks for: not where that
+/// has another reason than that the service is full for now, nor where the wait would last until the `latest`.
+pub async fn passes(refusal: &Refusal, latest: Instant) -> bool {
+    let pause = retry_after(refusal.message()).unwrap_or(limits::ROOM_PAUSE);
+    let pause = pause.max(limits::ROOM_PAUSE_MIN);
+    let passes = refusal.is_busy() && pause < latest.saturating_duration_since(Instant::now());
+    if passes {
+        sleep(pause).await;
+    }
+    passes
+}
+
 /// How fast the calls of a request are answered: where the rest would take longer than there is time for,
 /// its client is told that rather than to wait for nothing.
 struct CallRate {
@@ -180,6 +199,8 @@ struct CallRate {
     deadline: Instant,
     /// When the call that is on its way was sent; none for the first, which may have had a model loaded.
     sent: Option<Instant>,
+    /// How long the rest takes at the pace of the last call; nothing where that is not known.
+    rest: Duration,
 }
 
 impl CallRate {
@@ -188,6 +209,7 @@ impl CallRate {
         self.left = self.left.saturating_sub(size);
         let took = self.sent.replace(now).map(|sent| now - sent).unwrap_or_default();
         let rest = took.mul_f64(self.left as f64 / size.max(1) as f64);
+        self.rest = rest;
         let time = self.deadline.saturating_duration_since(now);
         let Some(late) = rest.checked_sub(time).filter(|late| !late.is_zero()) else {
             return Ok(());
@@ -199,6 +221,11 @@ impl CallRate {
              request, or try again in {seconds} s"
         ))
         .retry_after(seconds))
+    }
+
+    /// When the next call has to be made for the rest to be done in time.
+    fn latest(&self) -> Instant {
+        self.deadline - self.rest
     }
 }
 
@@ -292,8 +319,6 @@ impl Embedded {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     #[test]
@@ -321,17 +346,45 @@ mod tests {
         assert_eq!((all.bytes[0], all.truncated), (2, vec![0, 2]));
     }
 
+    #[tokio::test(start_paused = true)]
+    async fn only_a_full_service_is_waited_for_and_only_where_there_is_time() {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        for (refusal, right) in [
+            (Refusal::busy("the quota is used up; try again in 10 ms"), true),
+            (Refusal::busy("the queue is full"), true),
+            (Refusal::busy("the queue is full; try again in 60 s"), false),
+            (Refusal::invalid("try again in 10 ms"), false),
+        ] {
+            assert_eq!(passes(&refusal, deadline).await, right, "{refusal:?}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_full_service_is_not_waited_for_where_the_rest_would_come_too_late() {
+        let start = Instant::now();
+        let at = |s| start + Duration::from_secs(s);
+        let (deadline, sent, rest) = (at(70), Some(start), Duration::ZERO);
+        let mut rate = CallRate { left: 40, deadline, sent, rest };
+        assert_eq!(rate.latest(), deadline);
+        rate.check(at(10), 10).unwrap();
+        assert_eq!(rate.latest(), at(40), "30 more take 30 s");
+        for (pause, right) in [(30, true), (50, false)] {
+            let refusal = Refusal::busy(format!("the queue is full; try again in {pause} s"));
+            assert_eq!(passes(&refusal, rate.latest()).await, right, "{pause} s");
+        }
+    }
+
     #[test]
     fn a_request_whose_rest_takes_too_long_ends_before_its_time() {
         let start = Instant::now();
         let at = |s| start + Duration::from_secs(s);
-        let mut rate = CallRate { left: 48, deadline: at(100), sent: None };
+        let mut rate = CallRate { left: 48, deadline: at(100), sent: None, rest: Duration::ZERO };
         // A model was loaded.
         assert!(rate.check(at(40), 10).is_ok());
         assert!(rate.check(at(50), 10).is_ok(), "28 more take until 78");
         let refusal = rate.check(at(76), 10).unwrap_err();
         assert!(refusal.message().contains("would take 46 s more and has 24 s"), "{refusal:?}");
-        let mut rate = CallRate { left: 1, deadline: at(100), sent: None };
+        let mut rate = CallRate { left: 1, deadline: at(100), sent: None, rest: Duration::ZERO };
         assert!(rate.check(at(101), 1).is_ok(), "all of it is there");
     }
 }

@@ -13,8 +13,11 @@ pub const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 pub const TOLD_PAUSE: Duration = Duration::from_secs(60);
 /// Requests that ask for work at once, until their replies are made.
 pub const REQUESTS: usize = 64;
-/// Texts of these requests together.
+/// Texts of these requests together, but for the first [`SMALL_TEXTS`] of each.
 pub const TEXTS_IN_FLIGHT: usize = 32_768;
+/// Texts of each request that do not count for that, so that small ones are worked on beside large ones: as many as a
+/// call may have that goes first in the service.
+pub const SMALL_TEXTS: usize = 63;
 /// Texts in one request.
 pub const TEXTS: usize = 16_384;
 /// Texts in one call on the bus: with vectors of up to 4096 numbers the reply is within
@@ -24,10 +27,11 @@ pub const TEXTS_PER_CALL: usize = 1024;
 /// within `InlineReplyBytesMax` all the same.
 pub const TOKENIZED_BYTES_PER_CALL: usize = 256 << 10;
 /// Bytes of texts that count as one of [`TEXTS`] where their tokens are asked for, which take many times
-/// as much.
+/// as much: so they count among [`TEXTS_IN_FLIGHT`] also where the texts are few.
 pub const TOKENIZED_BYTES_PER_TEXT: usize = 512;
 /// Token ids that count as one of [`TEXTS`] where more are sent for a text: they take twice their body or
-/// more, and again as much on their way over the bus.
+/// more, and again as much on their way over the bus. Those that do not count, as they are within the first
+/// [`SMALL_TEXTS`], are 4 MiB in all of [`REQUESTS`], and 4 MiB on the bus.
 pub const IDS_PER_TEXT: usize = 256;
 /// Bytes of a request's head, and of what is read of a connection at once. The memory for that may be half as large
 /// again: 24 MiB with as many connections as there may be, for clients without the key as well.
@@ -62,6 +66,9 @@ pub const REPLY_PACE: Pace = Pace { time: Duration::from_secs(30), bytes_per_s: 
 pub const RETRY_S_MAX: u64 = 60;
 /// How long the service may take for a request: the deadline of its calls.
 pub const ANSWER_TIME: Duration = Duration::from_secs(120);
+/// How long a service that is full for now is left alone where it does not say how long, and the least.
+pub const ROOM_PAUSE: Duration = Duration::from_secs(1);
+pub const ROOM_PAUSE_MIN: Duration = Duration::from_millis(10);
 /// How long the service may take to embed the trial text of `/ready`, and a bus to let the gateway in.
 pub const READY_TIME: Duration = Duration::from_secs(10);
 /// How long that text is waited for where batches of others are computed: balancers wait little longer for

@@ -13,7 +13,7 @@ use crate::refusal::{Refusal, pause};
 pub struct Places {
     /// One permit for each request.
     pub requests: Arc<Semaphore>,
-    /// One for each text of these.
+    /// One for each text of these, but for the first of each request.
     pub texts: Arc<Semaphore>,
     /// One for each byte of replies.
     pub replies: Arc<Semaphore>,
@@ -77,12 +77,13 @@ impl Places {
 }
 
 impl Place {
-    /// Places for so many texts as well.
+    /// Places for so many texts as well: none for the first [`limits::SMALL_TEXTS`], and `least` in any case.
     ///
     /// # Errors
     /// 429 while others have theirs.
-    pub fn add_texts(&mut self, texts: usize) -> Result<(), Refusal> {
-        let wanted = u32::try_from(texts).unwrap_or(u32::MAX);
+    pub fn add_texts(&mut self, texts: usize, least: usize) -> Result<(), Refusal> {
+        let counted = texts.saturating_sub(limits::SMALL_TEXTS).max(least);
+        let wanted = u32::try_from(counted).unwrap_or(u32::MAX);
         let permit = Arc::clone(&self.places.texts).try_acquire_many_owned(wanted);
         let busy = |_| self.places.busy("has as many texts in flight as it takes");
         self.held.push(permit.map_err(busy)?);
@@ -117,7 +118,7 @@ mod tests {
         let places = Arc::new(Places::default());
         let mut reply = |bytes| {
             let mut place = places.take().unwrap();
-            place.add_texts(limits::TEXTS).unwrap();
+            place.add_texts(limits::TEXTS, 0).unwrap();
             place.work_is_done(bytes);
             place
         };
@@ -128,8 +129,15 @@ mod tests {
         // For these there is no room any more.
         let unread = [1, 1].map(&mut reply);
         assert_eq!(places.requests.available_permits(), limits::REQUESTS - 2);
-        let refused = places.take().unwrap().add_texts(1).unwrap_err();
-        assert!(refused.message().contains("as many texts in flight as it takes"), "{refused:?}");
+        // Beside these a small request has its places, but not one that would take more than there are left.
+        let ask = |texts, least| places.take().unwrap().add_texts(texts, least);
+        assert!(ask(limits::SMALL_TEXTS, 0).is_ok());
+        let left = places.texts.available_permits();
+        for (texts, least) in [(limits::SMALL_TEXTS + left + 1, 0), (1, left + 1)] {
+            let refused = ask(texts, least).unwrap_err();
+            let said = refused.message();
+            assert!(said.contains("as many texts in flight as it takes"), "{refused:?}");
+        }
         drop((first, unread));
         assert_eq!(places.texts.available_permits(), limits::TEXTS_IN_FLIGHT);
         assert_eq!(places.replies.available_permits(), limits::REPLIES_BYTES - 1);

@@ -4,6 +4,7 @@
 //! are cut off only where they have more of the places than the idle: then they keep everybody out themselves.
 
 use std::collections::BTreeMap;
+use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -65,24 +66,26 @@ impl Seats {
 
     /// A place for one more connection, which is idle at first. Waits while all have requests.
     pub async fn take(self: &Arc<Self>) -> Option<Arc<Seat>> {
-        if let Ok(place) = Arc::clone(&self.free).try_acquire_owned() {
-            return Some(self.seat(place));
-        }
-        let mut is_asked = false;
+        let mut free = pin!(Arc::clone(&self.free).acquire_owned());
+        let place = tokio::select! {
+            biased;
+            place = &mut free => place,
+            // Who is asked leaves, or asks another: one is enough, also where others become idle before it has.
+            () = self.ask_one() => free.await,
+        };
+        place.ok().map(|place| self.seat(place))
+    }
+
+    /// Has a connection leave, as soon as there is one that is not worked for.
+    async fn ask_one(&self) {
         loop {
-            let idles = self.idles.notified();
-            tokio::pin!(idles);
+            let mut idles = pin!(self.idles.notified());
             // Registered before the idle ones are looked at, so that none is missed.
             idles.as_mut().enable();
-            // Whoever is asked does leave: one is enough, also where others become idle before it has.
-            is_asked = is_asked || self.make_room();
-            tokio::select! {
-                biased;
-                place = Arc::clone(&self.free).acquire_owned() => {
-                    return place.ok().map(|place| self.seat(place));
-                }
-                () = idles => {}
+            if self.make_room() {
+                return;
             }
+            idles.await;
         }
     }
 
@@ -114,9 +117,25 @@ impl Seats {
 }
 
 impl Seat {
-    /// Returns when the connection is to make room for another.
+    /// Returns when the connection is to make room for another. It was idle when it was asked for that, and by the time
+    /// that it hears of it a request may be there, which would be lost: then another connection is asked.
     pub async fn asked_to_leave(&self) {
         self.leave.notified().await;
+        while self.has_got_on() {
+            tokio::select! {
+                biased;
+                // While there is no other, this one may be asked again.
+                () = self.leave.notified() => {}
+                () = self.seats.ask_one() => self.leave.notified().await,
+            }
+        }
+    }
+
+    /// Whether anything has happened since the connection was asked to leave, by which it ceased to rest.
+    fn has_got_on(&self) -> bool {
+        let Some(since) = *self.since() else { return true };
+        let state = self.seats.lock();
+        state.idle.contains_key(&since) || state.unread.contains_key(&since)
     }
 
     /// The connection has the head of a request.
@@ -269,6 +288,50 @@ mod tests {
         assert!(is_asked(&only));
         drop((only, unread));
         assert!(next.await.is_some());
+    }
+
+    #[tokio::test]
+    async fn who_has_a_request_by_the_time_that_it_hears_stays_and_another_leaves() {
+        let seats = Seats::new(2);
+        let [first, second] = [0; 2].map(|_| take(&seats).unwrap());
+        assert!(seats.make_room());
+        // It had been asked by then.
+        let hearing = first.hear();
+        assert!(!is_asked(&first) && is_asked(&second));
+        hearing.end();
+        drop(second);
+        // Where there is no other, the next that comes to rest leaves: here it is the same.
+        drop(first.answer());
+        assert!(seats.make_room());
+        work(&first);
+        let mut asked = Box::pin(first.asked_to_leave());
+        assert!(asked.as_mut().now_or_never().is_none());
+        let unread = first.answer();
+        assert!(asked.as_mut().now_or_never().is_some());
+        drop(unread);
+    }
+
+    #[tokio::test]
+    async fn who_is_asked_again_while_there_is_no_other_hears_of_it() {
+        for gets_on in [false, true] {
+            let seats = Seats::new(1);
+            let only = take(&seats).unwrap();
+            assert!(seats.make_room());
+            work(&only);
+            let mut asked = Box::pin(only.asked_to_leave());
+            assert!(asked.as_mut().now_or_never().is_none());
+            let mut next = Box::pin(seats.take());
+            assert!(next.as_mut().now_or_never().is_none());
+            let _unread = only.answer();
+            assert!(next.as_mut().now_or_never().is_none());
+            if gets_on {
+                work(&only);
+                assert!(asked.as_mut().now_or_never().is_none());
+                // The next one has asked, and does so once.
+                drop(only.answer());
+            }
+            assert!(asked.as_mut().now_or_never().is_some(), "{gets_on}");
+        }
     }
 
     #[tokio::test]

@@ -56,6 +56,19 @@ impl Permit {
     /// # Errors
     /// 413 for more than a request may have, 429 while others have theirs in flight.
     pub fn for_texts(&mut self, texts: usize) -> Result<(), Refusal> {
+        self.for_room(texts, 0)
+    }
+
+    /// The right to the tokens of `texts` texts as well, which have so many bytes.
+    ///
+    /// # Errors
+    /// As [`Permit::for_texts`].
+    pub fn for_tokens(&mut self, texts: usize, bytes: usize) -> Result<(), Refusal> {
+        let least = bytes / limits::TOKENIZED_BYTES_PER_TEXT;
+        self.for_room(texts.max(least), least)
+    }
+
+    fn for_room(&mut self, texts: usize, least: usize) -> Result<(), Refusal> {
         if texts > limits::TEXTS {
             let limit = limits::TEXTS;
             let message = format!(
@@ -63,7 +76,7 @@ impl Permit {
             );
             return Err(Refusal::too_large(message).about("input"));
         }
-        self.place.add_texts(texts)
+        self.place.add_texts(texts, least)
     }
 
     /// A reply in JSON. The permit is held until it is sent.

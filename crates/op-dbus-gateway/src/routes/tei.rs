@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use zbus::Variant;
 
 use crate::Gateway;
-use crate::embed::{Wanted, embed as embed_inputs, options};
+use crate::embed::{Wanted, embed as embed_inputs, options, passes};
 use crate::input::{Input, Inputs, check_texts, no_zero};
 use crate::limits;
 use crate::models::status;
@@ -130,6 +130,8 @@ pub struct Rerank {
     #[serde(rename = "raw_scores")]
     _raw_scores: Option<bool>,
     return_text: Option<bool>,
+    /// How many ranks are wanted, as some of its clients ask.
+    top_n: Option<u32>,
 }
 
 #[derive(Serialize)]
@@ -160,6 +162,9 @@ pub async fn rerank(
     let mut ranks: Vec<Rank<'_>> =
         cosines.map(|(index, score)| Rank { index, score, text: text(index) }).collect();
     ranks.sort_by(|a, b| b.score.total_cmp(&a.score));
+    if let Some(count) = asked.top_n {
+        ranks.truncate(count as usize);
+    }
     permit.reply_with(&ranks, &embedded)
 }
 
@@ -200,7 +205,7 @@ pub async fn tokenize(
     };
     check_texts(&texts)?;
     let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
-    permit.for_texts(texts.len().max(bytes(&texts) / limits::TOKENIZED_BYTES_PER_TEXT))?;
+    permit.for_tokens(texts.len(), bytes(&texts))?;
     let wanted = Wanted { prompt: checked(asked.prompt_name)?, ..Wanted::default() };
     let deadline = Instant::now() + limits::ANSWER_TIME;
     let specials = asked.add_special_tokens.unwrap_or(true);
@@ -220,6 +225,11 @@ pub async fn tokenize(
         };
         let tokens = match answer {
             Err(refusal) if refusal.code() != "too_large" => {
+                // What is there already would be lost.
+                if done > 0 && passes(&refusal, deadline).await {
+                    parts.push(part);
+                    continue;
+                }
                 return Err(refusal.about_texts(|number| format!("text {}", done + number)));
             }
             // With a prompt before each text the service takes fewer texts in a call.
