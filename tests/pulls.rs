@@ -7,7 +7,7 @@ use std::process::Stdio;
 use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
 
 use crate::harness::command::{Finished, clean, finish, path_with};
 use crate::harness::files::copy_folder;
@@ -23,6 +23,7 @@ tests! {
     a_pull_runs_nothing_of_the_folder_it_is_called_in: [],
     a_pull_that_is_killed_takes_pip_with_it: [],
     a_pull_asks_the_proxy_that_the_environment_names: [],
+    a_token_is_shown_to_no_mirror_without_tls: [],
     a_pull_trusts_whom_the_machine_trusts: [OpenSsl],
     what_a_pull_that_broke_off_has_left_can_be_removed: [],
     where_pip_can_not_work_each_source_is_told: [Root],
@@ -127,6 +128,46 @@ async fn a_pull_asks_the_proxy_that_the_environment_names() -> Outcome {
         assert!(asked?.starts_with("CONNECT hub.invalid:80 "), "{variable}");
         let (code, said) = pulled.map(|pulled| (pulled.code, pulled.stderr))?;
         assert!(code == Some(1) && said.contains(&address.to_string()), "{said}");
+    }
+    Ok(())
+}
+
+/// The head of a request.
+async fn head(stream: &mut BufReader<TcpStream>) -> Outcome<String> {
+    let mut head = String::new();
+    while !head.ends_with("\r\n\r\n") {
+        if within("a request", stream.read_line(&mut head)).await?? == 0 {
+            return Err(format!("a request ended after {head:?}").into());
+        }
+    }
+    Ok(head)
+}
+
+/// By a proxy, as on a machine of which none but that is reached: for that, `localhost` is another.
+async fn a_token_is_shown_to_no_mirror_without_tls() -> Outcome {
+    let home = tempfile::tempdir()?;
+    fs::write(home.path().join("token"), "xyzzytoken\n")?;
+    let proxy = TcpListener::bind(("127.0.0.1", 0)).await?;
+    for mirror in ["http://hub.invalid", "http://localhost:1"] {
+        let mut command = clean(op_dbus());
+        command.env("ALL_PROXY", format!("http://{}", proxy.local_addr()?));
+        command.env("HF_ENDPOINT", mirror).env("HF_HOME", home.path());
+        command.args(["models", "pull", "medium", "--source", "hub", "--model-dir"]);
+        command.arg(home.path().join("models"));
+        let asked = async {
+            let (stream, _) = within("the pull", proxy.accept()).await??;
+            let mut stream = BufReader::new(stream);
+            let way = head(&mut stream).await?;
+            stream.write_all(b"HTTP/1.1 200 OK\r\n\r\n").await?;
+            let asked = head(&mut stream).await?;
+            stream.write_all(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n").await?;
+            Outcome::Ok(way + &asked)
+        };
+        let (asked, pulled) = tokio::join!(asked, finish(command, ""));
+        let (asked, said) = (asked?, pulled?.stderr);
+        assert!(asked.contains("GET /") && !asked.contains("xyzzytoken"), "{asked}");
+        let told = format!("hub: the token is not shown to {mirror}, as ");
+        assert!(said.contains(&told) && !said.contains("xyzzytoken"), "{said}");
     }
     Ok(())
 }

@@ -13,18 +13,19 @@ use crate::harness::{Outcome, fixture};
 
 tests! {
     a_tokenizer_that_no_engine_starts_with_is_not_imported: [],
+    a_configuration_that_no_engine_computes_is_refused_without_a_copy: [],
     an_import_that_is_done_is_not_called_failed: [Root],
 }
 
-/// What is said of the tiny model with this in its tokenizer, which is refused.
-async fn refusal(part: &str, content: Value) -> Outcome<String> {
+/// What is said of a tiny model with this in one of its files, which is refused.
+async fn refusal(model: &str, file: &str, (part, content): (&str, Value)) -> Outcome<String> {
     let setup = Setup::sim()?;
     let folder = setup.path("tiny");
-    copy_folder(&fixture("golden/tiny-bert"), &folder)?;
-    let file = folder.join("tokenizer.json");
-    let mut tokenizer: Value = serde_json::from_str(&fs::read_to_string(&file)?)?;
-    tokenizer[part] = content;
-    fs::write(&file, tokenizer.to_string())?;
+    copy_folder(&fixture(model), &folder)?;
+    let file = folder.join(file);
+    let mut whole: Value = serde_json::from_str(&fs::read_to_string(&file)?)?;
+    whole[part] = content;
+    fs::write(&file, whole.to_string())?;
     let refused = setup.import(&folder, &["--name", "own"]).await?;
     assert_eq!(refused.code, Some(1), "{}", refused.stderr);
     assert!(!setup.path("models/own").exists());
@@ -32,8 +33,9 @@ async fn refusal(part: &str, content: Value) -> Outcome<String> {
 }
 
 async fn a_tokenizer_that_no_engine_starts_with_is_not_imported() -> Outcome {
+    let (tiny, file) = ("golden/tiny-bert", "tokenizer.json");
     let unknown = json!({ "type": "WordLevel", "vocab": { "a": 0 }, "unk_token": "zz" });
-    let said = refusal("model", unknown).await?;
+    let said = refusal(tiny, file, ("model", unknown)).await?;
     assert!(
         said.contains("can't be used: the tokenizer can't tokenize a plain sentence"),
         "{said}"
@@ -46,9 +48,23 @@ async fn a_tokenizer_that_no_engine_starts_with_is_not_imported() -> Outcome {
         "type": "TemplateProcessing", "single": [begin, text], "pair": [], "special_tokens": {},
     });
     for (part, content) in [("pre_tokenizer", no_length), ("post_processor", no_token)] {
-        let said = refusal(part, content).await?;
+        let said = refusal(tiny, file, (part, content)).await?;
         assert!(said.contains("its tokenizer.json can't be used"), "{part}: {said}");
         assert!(!said.contains("panicked at"), "{part}: {said}");
+    }
+    Ok(())
+}
+
+/// Weights may be gigabytes.
+async fn a_configuration_that_no_engine_computes_is_refused_without_a_copy() -> Outcome {
+    for (file, part, content, why) in [
+        ("config.json", "activation", json!("silu"), "load it: activation is silu"),
+        ("3_Dense/config.json", "use_residual", json!(true), "Dense module 2: use_residual is"),
+    ] {
+        let said = refusal("golden/tiny-dense", file, (part, content)).await?;
+        assert!(said.contains(why), "{file}: {said}");
+        assert!(said.contains("folder: tokenizer.json ("), "{file}: {said}");
+        assert!(!said.contains("folder: model.safetensors ("), "{file}: {said}");
     }
     Ok(())
 }

@@ -29,6 +29,7 @@ tests! {
     a_service_that_is_gone_when_it_is_called_again_is_waited_for: [Bus],
     what_a_service_crashed_at_is_asked_again: [Bus],
     a_text_that_a_service_crashes_at_each_time_is_given_up: [Bus],
+    a_list_that_a_service_crashes_at_each_time_is_given_up: [Bus],
     the_service_itself_may_crash_and_be_restarted: [Bus],
     a_service_that_is_stopped_is_not_started: [Bus],
     who_was_refused_by_descriptor_starts_no_service_either: [Bus],
@@ -181,6 +182,59 @@ async fn a_text_that_a_service_crashes_at_each_time_is_given_up() -> Outcome {
     come_back(&bus, vec![second.clone(), third.clone()]).await?;
     let refused = cli(&bus, &["embed", "--csv", "x"]).await?;
     assert_eq!(refused.code, Some(3), "{}", refused.stdout);
+    assert!(refused.stderr.contains("went away during the call"), "{}", refused.stderr);
+    Ok(())
+}
+
+/// Leaves the bus in the midst of each call by descriptor, and of each other one that has this text.
+#[derive(Default)]
+struct CrashingAt {
+    text: &'static str,
+    by_descriptor: Arc<AtomicUsize>,
+}
+
+#[zbus::interface(name = "org.opdbus.Embedding1.Embedder")]
+impl CrashingAt {
+    async fn embed_from_fd(
+        &self,
+        _source: OwnedFd,
+        _options: HashMap<String, OwnedVariant>,
+        #[zbus(connection)] connection: &Connection,
+    ) -> Result<(OwnedFd, u32, u32, Info), Error> {
+        self.by_descriptor.fetch_add(1, Ordering::Relaxed);
+        Err(crash(connection).await)
+    }
+
+    async fn embed_packed(
+        &self,
+        texts: Vec<String>,
+        _options: HashMap<String, OwnedVariant>,
+        #[zbus(connection)] connection: &Connection,
+    ) -> Result<(Vec<u8>, u32, u32, Info), Error> {
+        if texts.iter().any(|text| text == self.text) {
+            return Err(crash(connection).await);
+        }
+        Ok(lengths(&texts))
+    }
+}
+
+/// Also where it went by descriptor first.
+async fn a_list_that_a_service_crashes_at_each_time_is_given_up() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let service = CrashingAt::default();
+    let by_descriptor = Arc::clone(&service.by_descriptor);
+    let _first = serve(&bus, service).await?;
+    // Several calls are under way, each of which may be the first at one of them.
+    let mut next = Vec::new();
+    for _ in 0..20 {
+        next.push(nameless(&bus, CrashingAt { text: "x", ..CrashingAt::default() }).await?);
+    }
+    come_back(&bus, next.clone()).await?;
+    // The first line may be a call of its own; what comes while that is under way is one by descriptor.
+    let lines = format!("first\n{}", "x\n".repeat(50));
+    let refused = cli_with_input(&bus, &["embed", "--csv"], &lines).await?;
+    assert!(by_descriptor.load(Ordering::Relaxed) > 0, "{}", refused.stderr);
+    assert_eq!(refused.code, Some(3), "{}", refused.stderr);
     assert!(refused.stderr.contains("went away during the call"), "{}", refused.stderr);
     Ok(())
 }

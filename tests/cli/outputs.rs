@@ -6,6 +6,8 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::path::Path;
 use std::process::Stdio;
 
+use tokio::io::AsyncWriteExt;
+
 use super::json_lines;
 use crate::harness::command::{clean, cli, cli_with_input, finish};
 use crate::harness::daemon::Setup;
@@ -18,6 +20,7 @@ use crate::harness::{Outcome, fixture, within};
 
 tests! {
     embed_keeps_an_old_file_until_there_is_another: [Bus],
+    of_two_commands_with_one_file_one_fails: [Bus],
     embed_gives_an_old_file_to_nobody_else: [Bus, Root],
     embed_adds_to_what_it_was_started_with: [Bus],
     models_are_verified_and_removed_whoever_reads_it: [],
@@ -46,6 +49,36 @@ async fn embed_keeps_an_old_file_until_there_is_another() -> Outcome {
     let lines = json_lines(&fs::read_to_string(&file)?)?;
     let found: Vec<_> = lines.iter().filter_map(|line| floats(&line["vector"])).collect();
     assert_eq!(found, daemon.client().vectors(&["one", "two"]).await?);
+    daemon.stop().await
+}
+
+/// The one that would lose the vectors of the other, or has lost its own.
+async fn of_two_commands_with_one_file_one_fails() -> Outcome {
+    let (bus, setup, daemon) = Setup::sim()?.alone().await?;
+    for (format, told) in [
+        ("--npy", "another program has put a file there meanwhile, which is left as it is"),
+        ("--csv", "another program has removed or replaced the file meanwhile"),
+    ] {
+        let before = daemon.client().counter("calls").await?;
+        let file = setup.path(format);
+        let name = file.display().to_string();
+        let words = ["embed", format, "--output", &name, "--bus", bus.address()];
+        let mut first = clean(op_dbus());
+        first.args(words).stdin(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+        let mut first = first.spawn()?;
+        let mut texts = first.stdin.take().ok_or("no standard input")?;
+        texts.write_all(b"one\n").await?;
+        // By then it knows where its vectors go.
+        daemon.client().counted("calls", before + 1).await?;
+        cli(&bus, &["embed", format, "--output", &name, "two", "three"]).await?.success()?;
+        let whole = fs::read(&file)?;
+        drop(texts);
+        let ended = within("the first command", first.wait_with_output()).await??;
+        let said = String::from_utf8(ended.stderr)?;
+        assert_eq!(ended.status.code(), Some(1), "{format}: {said}");
+        assert!(said.contains(&format!("can't write the output to {name}: {told}")), "{said}");
+        assert_eq!(fs::read(&file)?, whole, "{format}");
+    }
     daemon.stop().await
 }
 

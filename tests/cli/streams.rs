@@ -27,6 +27,7 @@ tests! {
     streams_that_were_closed_are_told: [Bus],
     texts_that_come_without_a_wait_are_waited_for: [Bus],
     an_output_that_does_not_wait_is_waited_for: [Bus],
+    help_waits_for_such_an_output_too: [],
     nothing_is_read_that_is_written_meanwhile: [Bus],
     a_limit_of_file_sizes_is_named: [Bus],
     a_terminal_is_read_to_its_first_end: [Bus, Tmux],
@@ -142,18 +143,17 @@ async fn texts_that_come_without_a_wait_are_waited_for() -> Outcome {
     daemon.stop().await
 }
 
-async fn an_output_that_does_not_wait_is_waited_for() -> Outcome {
-    const LINES: usize = 300;
-    let (bus, setup, daemon) = Setup::sim()?.alone().await?;
-    let texts = setup.path("texts");
-    fs::write(&texts, "a line of text\n".repeat(LINES))?;
-    let (taken, vectors) = std::io::pipe()?;
-    fcntl(&vectors, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
-    let same = vectors.try_clone()?;
-    let mut command = embed(&bus, &["--csv", "--file", &texts.display().to_string()]);
-    let mut child = command.stdin(Stdio::null()).stdout(vectors).spawn()?;
+/// What a command writes to a pipe that does not wait, has room for a page, and of which nobody takes anything before
+/// it is full, as it has to become.
+async fn taken_late(mut command: Command) -> Outcome<String> {
+    let (taken, given) = std::io::pipe()?;
+    fcntl(&given, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
+    // A page is what the kernel has, and may be 64 KiB.
+    let room = usize::try_from(fcntl(&given, FcntlArg::F_SETPIPE_SZ(4096))?)?;
+    let same = given.try_clone()?;
+    command.stdin(Stdio::null()).stdout(given).stderr(Stdio::piped()).kill_on_drop(true);
+    let mut child = command.spawn()?;
     drop(command);
-    // A pipe has room for a small part of them.
     eventually("a full pipe", async || {
         let mut asked = [PollFd::new(same.as_fd(), PollFlags::POLLOUT)];
         let is_full = poll(&mut asked, PollTimeout::ZERO)? == 0;
@@ -161,13 +161,34 @@ async fn an_output_that_does_not_wait_is_waited_for() -> Outcome {
     })
     .await?;
     drop(same);
-    let mut lines = String::new();
+    let mut written = String::new();
     let mut taken = Receiver::from_owned_fd(taken.into())?;
-    within("the vectors", taken.read_to_string(&mut lines)).await??;
+    within("what is written", taken.read_to_string(&mut written)).await??;
     let ended = within("the end of the command", child.wait_with_output()).await??;
     assert!(ended.status.success(), "{ended:?}");
-    assert_eq!(lines.lines().count(), LINES);
+    assert!(written.len() > room, "{} bytes do not fill a pipe of {room}", written.len());
+    Ok(written)
+}
+
+async fn an_output_that_does_not_wait_is_waited_for() -> Outcome {
+    const LINES: usize = 300;
+    let (bus, setup, daemon) = Setup::sim()?.alone().await?;
+    let texts = setup.path("texts");
+    fs::write(&texts, "a line of text\n".repeat(LINES))?;
+    let command = embed(&bus, &["--csv", "--file", &texts.display().to_string()]);
+    assert_eq!(taken_late(command).await?.lines().count(), LINES);
     daemon.stop().await
+}
+
+async fn help_waits_for_such_an_output_too() -> Outcome {
+    let help = || {
+        let mut command = clean(op_dbus());
+        command.args(["daemon", "--help"]);
+        command
+    };
+    let whole = finish(help(), "").await?.success()?;
+    assert_eq!(taken_late(help()).await?, whole);
+    Ok(())
 }
 
 async fn nothing_is_read_that_is_written_meanwhile() -> Outcome {

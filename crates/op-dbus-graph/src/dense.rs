@@ -42,20 +42,39 @@ fn tanh() -> String {
 pub(crate) fn read<'a>(encoder: &mut Encoder<'a>, files: &[DenseFiles<'a>]) -> Result<(), Error> {
     for (index, files) in files.iter().enumerate() {
         let dense = module(files, encoder.dimensions());
-        let dense =
-            dense.map_err(|source| Error::Dense { number: index + 1, source: Box::new(source) })?;
-        encoder.dense.push(dense);
+        encoder.dense.push(dense.map_err(|error| of_module(index, error))?);
     }
     Ok(())
 }
 
+/// Looks at the configurations of modules alone, the first of which gets vectors of `width` numbers.
+///
+/// # Errors
+/// Those of [`read`] that need no tensors.
+pub(crate) fn check(configs: &[serde_json::Value], mut width: usize) -> Result<(), Error> {
+    for (index, config) in configs.iter().enumerate() {
+        let (config, _) = parse(config, width).map_err(|error| of_module(index, error))?;
+        width = config.out_features;
+    }
+    Ok(())
+}
+
+fn of_module(index: usize, error: Error) -> Error {
+    Error::Dense { number: index + 1, source: Box::new(error) }
+}
+
 fn module<'a>(files: &DenseFiles<'a>, inputs: usize) -> Result<Dense<'a>, Error> {
-    let config = Config::deserialize(files.config).map_err(Error::Config)?;
-    let activation = config.check(inputs)?;
+    let (config, activation) = parse(files.config, inputs)?;
     let weights = Weights::parse(files.weights)?;
     let outputs = config.out_features;
     let bias = config.bias.then(|| weights.tensor("linear.bias", &[outputs])).transpose()?;
     Ok(Dense { linear: weights.tensor("linear.weight", &[outputs, inputs])?, bias, activation })
+}
+
+fn parse(config: &serde_json::Value, inputs: usize) -> Result<(Config, DenseActivation), Error> {
+    let config = Config::deserialize(config).map_err(Error::Config)?;
+    let activation = config.check(inputs)?;
+    Ok((config, activation))
 }
 
 impl Config {

@@ -12,6 +12,17 @@ pub enum Error {
         /// Name under which it was looked for.
         name: String,
     },
+    /// A tensor is there under two names, which have other values or shapes.
+    #[error(
+        "the tensors {prefixed} and {name} differ, and either may be meant; keep those of one kind of name in \
+         the weights"
+    )]
+    Twice {
+        /// Its name.
+        name: String,
+        /// The same behind the family's prefix.
+        prefixed: String,
+    },
     /// A tensor has another shape than the configuration says.
     #[error("tensor {name} has the shape {found:?}, but the configuration asks for {expected:?}")]
     Shape {

@@ -21,18 +21,31 @@ pub(crate) fn read<'a>(
     config: &serde_json::Value,
     weights: &Weights<'a>,
 ) -> Result<Encoder<'a>, Error> {
-    let config = match family {
-        Family::Distilbert => distilbert::config(config),
-        Family::Bert | Family::Mpnet | Family::Roberta => Config::deserialize(config),
-    };
-    let config = config.map_err(Error::Config)?;
-    config.check()?;
+    let config = parse(family, config)?;
     match family {
         Family::Bert => bert::read(&config, weights),
         Family::Mpnet => mpnet::read(&config, weights),
         Family::Roberta => roberta::read(&config, weights),
         Family::Distilbert => distilbert::read(&config, weights),
     }
+}
+
+/// Looks at the configuration of a model of `family` alone. Returns how many numbers a token's vector has.
+///
+/// # Errors
+/// A configuration that is incomplete or not supported.
+pub(crate) fn width(family: Family, config: &serde_json::Value) -> Result<usize, Error> {
+    Ok(parse(family, config)?.hidden_size)
+}
+
+fn parse(family: Family, config: &serde_json::Value) -> Result<Config, Error> {
+    let config = match family {
+        Family::Distilbert => distilbert::config(config),
+        Family::Bert | Family::Mpnet | Family::Roberta => Config::deserialize(config),
+    };
+    let config = config.map_err(Error::Config)?;
+    config.check()?;
+    Ok(config)
 }
 
 /// What the families need of `config.json`. An activation or an epsilon that is absent has the value
@@ -116,6 +129,7 @@ impl Config {
         if self.is_decoder == Some(true) {
             return Err(unsupported("is_decoder", true, "false"));
         }
+        self.activation()?;
         match self.position_embedding_type.as_deref() {
             None | Some("absolute") => Ok(()),
             Some(found) => Err(unsupported("position_embedding_type", found, "absolute")),
@@ -171,26 +185,38 @@ struct Reader<'r, 'a> {
 }
 
 impl<'r, 'a> Reader<'r, 'a> {
-    /// A reader that has found out which of `prefixes` this file puts before its names.
+    /// A reader that has found out whether this file puts `prefix` before its names.
     fn new(
         config: &'r Config,
         weights: &'r Weights<'a>,
-        prefixes: &[&'static str],
+        prefix: &'static str,
     ) -> Result<Self, Error> {
-        let found =
-            prefixes.iter().find(|prefix| weights.contains(&format!("{prefix}{WORDS}"))).copied();
-        match found {
+        let mut prefixes = [prefix, ""].into_iter();
+        match prefixes.find(|prefix| weights.contains(&format!("{prefix}{WORDS}"))) {
             Some(prefix) => Ok(Self { config, weights, prefix }),
             None => Err(Error::MissingTensor { name: WORDS.to_owned() }),
         }
     }
 
+    /// A tensor, which the file may have without the prefix as well: before version 5 transformers lets that be, and
+    /// since then it may take either.
+    fn tensor(&self, name: &str, shape: &[usize]) -> Result<Tensor<'a>, Error> {
+        let prefixed = format!("{}{name}", self.prefix);
+        let tensor = self.weights.tensor(&prefixed, shape)?;
+        let is_same = |other: Tensor<'_>| other.bytes() == tensor.bytes();
+        let is_twice = !self.prefix.is_empty() && self.weights.contains(name);
+        if is_twice && !self.weights.tensor(name, shape).is_ok_and(is_same) {
+            return Err(Error::Twice { name: name.to_owned(), prefixed });
+        }
+        Ok(tensor)
+    }
+
     fn table(&self, name: &str, rows: usize, columns: usize) -> Result<Tensor<'a>, Error> {
-        self.weights.tensor(&format!("{}{name}", self.prefix), &[rows, columns])
+        self.tensor(name, &[rows, columns])
     }
 
     fn vector(&self, name: &str, length: usize) -> Result<Tensor<'a>, Error> {
-        self.weights.tensor(&format!("{}{name}", self.prefix), &[length])
+        self.tensor(name, &[length])
     }
 
     fn linear(&self, name: &str, outputs: usize, inputs: usize) -> Result<Linear<'a>, Error> {

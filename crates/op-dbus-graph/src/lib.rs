@@ -145,6 +145,18 @@ pub fn read<'a>(files: &ModelFiles<'a>) -> Result<Encoder<'a>, Error> {
     Ok(encoder)
 }
 
+/// Looks at the configurations of a model and of its Dense modules, in their order, and at no weights.
+///
+/// # Errors
+/// Those of [`read`] that need no tensors.
+pub fn check(
+    family: Family,
+    config: &serde_json::Value,
+    dense: &[serde_json::Value],
+) -> Result<(), Error> {
+    dense::check(dense, families::width(family, config)?)
+}
+
 /// Compiles the model in `files` by `recipe`.
 ///
 /// The graph takes `input_ids` (int32, `[batch, sequence]`) and `lengths` (int32, `[batch]`: real

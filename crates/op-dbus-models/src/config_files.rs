@@ -137,11 +137,18 @@ pub(crate) struct Prompts {
 pub(crate) struct PoolingConfig {
     #[serde(alias = "embedding_dimension")]
     pub(crate) word_embedding_dimension: Option<usize>,
-    pub(crate) include_prompt: Option<bool>,
+    include_prompt: Option<bool>,
     /// Since version 6 the mode by name; before, one switch a mode.
-    pub(crate) pooling_mode: Option<Value>,
+    pooling_mode: Option<Value>,
     #[serde(flatten)]
-    pub(crate) modes: BTreeMap<String, Value>,
+    modes: BTreeMap<String, Value>,
+}
+
+impl PoolingConfig {
+    /// Its `file`, where it says that the tokens of a prompt are not pooled.
+    pub(crate) fn unprompted<'a>(&self, file: &'a str) -> Option<&'a str> {
+        (self.include_prompt == Some(false)).then_some(file)
+    }
 }
 
 /// The largest size that is read of a file.
@@ -227,7 +234,7 @@ pub(crate) fn read_pooling(
         ));
     }
     let modes = modes(pooling);
-    match (read_done_pooling(pooling, file)?, modes.as_slice()) {
+    match (done_pooling(pooling), modes.as_slice()) {
         (Some(known), _) => Ok(known),
         (None, []) => {
             Err(refuse(format!("{file} with no pooling mode"), "one of mean, cls and max"))
@@ -241,30 +248,29 @@ pub(crate) fn read_pooling(
 
 /// As [`read_pooling`], beside a graph that has pooled already: width and mode are those of what is in it. The mode, if
 /// it is one of ours, is no more than part of the record.
-pub(crate) fn read_done_pooling(
-    pooling: &PoolingConfig,
-    file: &str,
-) -> Result<Option<Pooling>, Error> {
-    if pooling.include_prompt == Some(false) {
-        let found = format!("{file} with include_prompt false");
-        return Err(refuse(found, "prompts that are pooled with the text"));
-    }
-    Ok(match modes(pooling).as_slice() {
-        ["mean" | "mean_tokens"] => Some(Pooling::Mean),
+pub(crate) fn done_pooling(pooling: &PoolingConfig) -> Option<Pooling> {
+    match modes(pooling).as_slice() {
+        ["mean" | "mean_tokens" | MEAN_UNSAID] => Some(Pooling::Mean),
         ["cls" | "cls_token"] => Some(Pooling::Cls),
         ["max" | "max_tokens"] => Some(Pooling::Max),
         _ => None,
-    })
+    }
 }
 
-/// The names of the pooling modes that are on, in either form.
+/// The mode that is on where its switch is not there. Beside another that is so in version 5 alone, and since version 6
+/// it is off: either may be meant.
+const MEAN_UNSAID: &str = "mean_tokens, which is not said to be off";
+
+/// The names of the pooling modes that are on, in either form. One by name goes before all switches.
 fn modes(pooling: &PoolingConfig) -> Vec<&str> {
     match &pooling.pooling_mode {
         Some(Value::String(mode)) => vec![mode],
         Some(Value::Array(modes)) => modes.iter().filter_map(Value::as_str).collect(),
         _ => {
             let on = pooling.modes.iter().filter(|(_, value)| **value == Value::Bool(true));
-            on.filter_map(|(name, _)| name.strip_prefix("pooling_mode_")).collect()
+            let on = on.filter_map(|(name, _)| name.strip_prefix("pooling_mode_"));
+            let is_said = pooling.modes.contains_key("pooling_mode_mean_tokens");
+            on.chain((!is_said).then_some(MEAN_UNSAID)).collect()
         }
     }
 }
@@ -314,8 +320,20 @@ pub(crate) fn positions(config: &Config, family: Family) -> Result<usize, Error>
     )
 }
 
-pub(crate) fn read_prompts(place: &mut Place, dimensions: usize) -> Result<Prompts, Error> {
+/// The prompts of a model with so many dimensions, where the file `unprompted`, if there is one, says that their tokens
+/// are not pooled.
+pub(crate) fn read_prompts(
+    place: &mut Place,
+    dimensions: usize,
+    unprompted: Option<&str>,
+) -> Result<Prompts, Error> {
     let prompts: Prompts = read(place, PROMPTS)?.unwrap_or_default();
+    if let Some(file) = unprompted.filter(|_| prompts.prompts.values().any(|it| !it.is_empty())) {
+        return Err(refuse(
+            format!("{file} with include_prompt false, and prompts in {PROMPTS}"),
+            "prompts that are pooled with the text, or none",
+        ));
+    }
     if let Some(cut) = prompts.truncate_dim.filter(|&cut| cut < dimensions) {
         return Err(refuse(
             format!("{PROMPTS} with truncate_dim {cut}"),

@@ -4,9 +4,9 @@
 use std::collections::BTreeMap;
 
 use crate::config_files::{
-    Config, INPUT_TOKENS_MAX, PROMPTS, PoolingConfig, Prompts, cuts, input_tokens, optional,
-    positions, read, read_done_pooling, read_family, read_pooling, read_prompts,
-    read_tokenizer_limit, require, require_weights,
+    Config, INPUT_TOKENS_MAX, PROMPTS, PoolingConfig, Prompts, cuts, done_pooling, input_tokens,
+    optional, positions, read, read_family, read_pooling, read_prompts, read_tokenizer_limit,
+    require, require_weights,
 };
 use crate::error::refuse;
 use crate::import::{ImportOptions, OnnxFacts};
@@ -54,11 +54,14 @@ pub(crate) fn sentence_transformers(
         ));
     };
     let mut files = vec!["tokenizer.json".to_owned(), "config.json".to_owned()];
+    let mut unprompted = None;
     let (pooling, dense, normalize) = match modules {
         Some(modules) => {
             let file = format!("{}/config.json", modules.pooling);
-            let pooling = read_pooling(&require(place, &file)?, &file, width)?;
+            let stated: PoolingConfig = require(place, &file)?;
+            let pooling = read_pooling(&stated, &file, width)?;
             agree(pooling, &file, given)?;
+            unprompted = stated.unprompted(&file).map(str::to_owned);
             files.extend(["modules.json".to_owned(), file]);
             (pooling, modules.dense, modules.normalize)
         }
@@ -69,7 +72,8 @@ pub(crate) fn sentence_transformers(
     let settings = transformer::read_settings(place)?;
     settings.check()?;
     let max_input_tokens = input_tokens(place, &config, family, settings.max_seq_length)?;
-    let Prompts { prompts, default_prompt_name, .. } = read_prompts(place, dimensions)?;
+    let Prompts { prompts, default_prompt_name, .. } =
+        read_prompts(place, dimensions, unprompted.as_deref())?;
     files.extend(dense.iter().flat_map(|folder| dense_paths(folder)));
     files.extend(optional(place));
     Ok(Description {
@@ -158,9 +162,10 @@ pub(crate) fn onnx(
             "either of them, or --dimensions",
         ));
     };
-    let stated = match stated {
-        Some(stated) if facts.pooled => read_done_pooling(&stated, &pooling_file)?,
-        Some(stated) => Some(read_pooling(&stated, &pooling_file, dimensions)?),
+    let unprompted = stated.as_ref().and_then(|stated| stated.unprompted(&pooling_file));
+    let stated = match &stated {
+        Some(stated) if facts.pooled => done_pooling(stated),
+        Some(stated) => Some(read_pooling(stated, &pooling_file, dimensions)?),
         None => None,
     };
     let pooling = match stated {
@@ -168,7 +173,7 @@ pub(crate) fn onnx(
         None => graph_pooling(facts.pooled, options.pooling)?,
     };
     let max_input_tokens = graph_limit(place, config.as_ref(), options)?;
-    let Prompts { prompts, default_prompt_name, .. } = read_prompts(place, dimensions)?;
+    let Prompts { prompts, default_prompt_name, .. } = read_prompts(place, dimensions, unprompted)?;
     let mut files = vec!["tokenizer.json".to_owned()];
     let others = ["config.json", "modules.json", pooling_file.as_str()];
     files.extend(others.into_iter().filter(|file| place.has(file)).map(str::to_owned));

@@ -1,6 +1,8 @@
 //! Fetching files from the model hub. Where they are written the manifest says, never the hub: what it
 //! answers besides a file's bytes names nothing here.
 
+mod token;
+
 use std::ffi::OsString;
 use std::fs::OpenOptions;
 use std::path::{Path, PathBuf};
@@ -39,6 +41,8 @@ pub(crate) struct Hub<'a> {
     pub(crate) home: Option<PathBuf>,
     /// What that client shows the hub of its user; empty for nothing.
     pub(crate) token: String,
+    /// The proxy that the environment names, with whom its `NO_PROXY` excepts.
+    proxy: Option<Proxy>,
 }
 
 impl<'a> Hub<'a> {
@@ -66,6 +70,7 @@ impl<'a> Hub<'a> {
             partial: partial.to_owned(),
             home,
             token: token.unwrap_or_default().trim().to_owned(),
+            proxy: Proxy::try_from_env(),
         }
     }
 
@@ -155,12 +160,12 @@ impl<'a> Hub<'a> {
     }
 
     fn ask(&self, name: &str, start: u64, roots: RootCerts) -> Result<Response<Body>, ureq::Error> {
-        // Proxies are those that the environment names.
         let config = Agent::config_builder()
             .timeout_connect(Some(CONNECT_TIMEOUT))
             .timeout_per_read(Some(self.silence_max))
             .user_agent(concat!("op-dbus/", env!("CARGO_PKG_VERSION")))
             .accept_encoding("identity")
+            .proxy(self.proxy.clone())
             // The hub sends on to storage of others, which must not see the token.
             .redirect_auth_headers(RedirectAuthHeaders::SameHost)
             .tls_config(TlsConfig::builder().root_certs(roots).build())
@@ -192,9 +197,7 @@ impl<'a> Hub<'a> {
 
     /// Whom no answer came from: the hub sends on to others, by a proxy that the environment names.
     fn silence(&self) -> String {
-        let uri = self.endpoint.parse::<Uri>();
-        let passes = |proxy: &Proxy| !uri.is_ok_and(|uri| proxy.is_no_proxy(&uri));
-        let by = Proxy::try_from_env().filter(passes).map(|proxy| {
+        let by = self.proxy_asked().map(|proxy| {
             let (host, port) = (proxy.host(), proxy.port());
             format!(", by the proxy {host}:{port} of the environment")
         });

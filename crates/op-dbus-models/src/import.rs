@@ -34,17 +34,18 @@ pub type Inspect<'a> = dyn Fn(&[u8]) -> Result<OnnxFacts, HookError> + 'a;
 /// service could use it.
 pub type TryTokenizer<'a> = dyn Fn(&[u8], usize) -> Result<(), HookError> + 'a;
 
-/// Reads a model of a family as an engine does that is to compute it: whether all its tensors are there.
+/// Reads a model of a family as an engine does that is to compute it: whether all its tensors are there, or, where its
+/// record lists no weights yet, whether they could be computed.
 pub type TryModel<'a> = dyn Fn(&Model) -> Result<(), HookError> + 'a;
 
 /// What an import needs besides the folder.
 pub struct ImportOptions<'a> {
     /// The inspector for a user's own ONNX graph.
     pub inspect: &'a Inspect<'a>,
-    /// Tries the tokenizer before the model is installed.
+    /// Tries the tokenizer before the model's weights are copied.
     pub tokenizer: &'a TryTokenizer<'a>,
-    /// Tries the model itself before it is installed, unless it is a graph: what its configuration asks for and
-    /// whether its tensors fit that is looked at by nobody else.
+    /// Tries the model itself, unless it is a graph: before its weights are copied and before it is installed. What its
+    /// configuration asks for and whether its tensors fit that is looked at by nobody else.
     pub model: &'a TryModel<'a>,
     /// Where the steps are told.
     pub progress: &'a Progress,
@@ -68,46 +69,40 @@ pub(crate) fn bring(
     let mut import = Import { place: Place::open(&root, MARKERS)?, dir: to.1, options };
     let is_asked_for = graph.is_some();
     let graph = graph.or_else(|| import.graph_instead_of_weights());
-    // A wrong kind of model is refused before its weights are copied.
+    // Whatever can be refused without the weights is refused before these are copied.
     let description = match &graph {
-        Some(_) => None,
-        None => Some(describe::sentence_transformers(&mut import.place, options.pooling)?),
+        Some(graph) => import.describe_graph(graph).map_err(|error| match is_asked_for {
+            true => error,
+            false => config_files::with_weights(&mut import.place, error),
+        })?,
+        None => describe::sentence_transformers(&mut import.place, options.pooling)?,
     };
-    description.iter().try_for_each(|description| agree(options, description))?;
+    agree(options, &description)?;
     let shards = if graph.is_some() { Shards::new() } else { import.shards()? };
     let encoder: Vec<&str> = match &graph {
         Some(graph) => vec![graph.as_str()],
         None if shards.is_empty() => vec![WEIGHTS],
         None => shards.keys().map(String::as_str).collect(),
     };
-    let files = description.as_ref().map_or(&[][..], |description| &description.files);
-    to.0.require_space(peak_bytes(&mut import.place, &encoder, files))?;
-    let mut files = vec![match &graph {
-        Some(graph) => import.copy(graph, "model.onnx", ONNX_BYTES_MAX)?,
-        None if shards.is_empty() => import.copy(WEIGHTS, WEIGHTS, WEIGHTS_BYTES_MAX)?,
-        None => import.join(&shards)?,
-    }];
-    let description = match description {
-        Some(mut description) => {
-            note_layers(to.1, &mut description)?;
-            description
-        }
-        None => {
-            import.describe_graph(&to.1.join("model.onnx")).map_err(|error| match is_asked_for {
-                true => error,
-                false => config_files::with_weights(&mut import.place, error),
-            })?
-        }
-    };
+    to.0.require_space(peak_bytes(&mut import.place, &encoder, &description.files))?;
+    let mut files = Vec::new();
     for file in &description.files {
         files.push(import.copy(file, file, config_files::bytes_max(file))?);
     }
     import.try_tokenizer(description.max_input_tokens)?;
-    let staged = Model { dir: to.1.to_owned(), ..model(name, source, description, files) };
-    if staged.family != Family::Onnx {
-        let what = "the service could not load it".to_owned();
-        (options.model)(&staged).map_err(|source| Error::Hook { what, source })?;
+    let layers = description.layers;
+    let mut staged = Model { dir: to.1.to_owned(), ..model(name, source, description, files) };
+    import.try_model(&staged)?;
+    let weights = match &graph {
+        Some(graph) => import.copy(graph, "model.onnx", ONNX_BYTES_MAX)?,
+        None if shards.is_empty() => import.copy(WEIGHTS, WEIGHTS, WEIGHTS_BYTES_MAX)?,
+        None => import.join(&shards)?,
+    };
+    staged.files.insert(0, weights);
+    if let Some(layers) = layers {
+        note_layers(&mut staged, layers)?;
     }
+    import.try_model(&staged)?;
     Ok(Model { dir: PathBuf::new(), ..staged })
 }
 
@@ -244,16 +239,24 @@ impl Import<'_> {
         })
     }
 
-    fn describe_graph(&mut self, graph: &Path) -> Result<Description, Error> {
-        let bytes = std::fs::read(graph).map_err(|error| Error::io("read", graph, error))?;
+    /// Refuses a model of a family that the service would refuse, as far as it has been copied.
+    fn try_model(&self, staged: &Model) -> Result<(), Error> {
+        if staged.family == Family::Onnx {
+            return Ok(());
+        }
+        let what = "the service could not load it".to_owned();
+        (self.options.model)(staged).map_err(|source| Error::Hook { what, source })
+    }
+
+    fn describe_graph(&mut self, graph: &str) -> Result<Description, Error> {
+        let bytes = self.place.read(graph, ONNX_BYTES_MAX)?;
+        let bytes = bytes.ok_or_else(|| config_files::lacks(&self.place, graph))?;
         let facts = (self.options.inspect)(&bytes).map_err(|source| Error::Hook {
             what: "the ONNX graph cannot be understood".to_owned(),
             source,
         })?;
         drop(bytes);
-        let description = describe::onnx(&mut self.place, facts, self.options)?;
-        agree(self.options, &description)?;
-        Ok(description)
+        describe::onnx(&mut self.place, facts, self.options)
     }
 }
 
@@ -274,11 +277,12 @@ fn agree(options: &ImportOptions<'_>, model: &Description) -> Result<(), Error> 
     Ok(())
 }
 
-/// Notes that there are more layers than are computed: the others lie there unused.
-fn note_layers(dir: &Path, description: &mut Description) -> Result<(), Error> {
-    let found = weights::layers(&weights::read_header(dir, WEIGHTS)?);
-    let stated = description.layers.filter(|&stated| stated < found);
-    description.unusual.extend(stated.map(|stated| format!("layers {stated}")));
+/// Notes that there are more layers than the `stated` ones, which are computed: the others lie there unused.
+fn note_layers(staged: &mut Model, stated: usize) -> Result<(), Error> {
+    let found = weights::layers(&weights::read_header(&staged.dir, WEIGHTS)?);
+    if stated < found {
+        staged.unusual.push(format!("layers {stated}"));
+    }
     Ok(())
 }
 

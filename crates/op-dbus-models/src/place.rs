@@ -139,11 +139,13 @@ impl Place {
         }
     }
 
-    /// The whole of a small file; nothing when it is not there. What is copied of that name later is the same, or
-    /// nothing.
+    /// The whole of a file; nothing when it is not there. What is copied of that name later is the same, or nothing.
     pub(crate) fn read(&mut self, name: &str, bytes_max: u64) -> Result<Option<Vec<u8>>, Error> {
+        let bytes_max = bytes_max.min(self.unfolded_max(name));
+        let said = self.bytes(name).unwrap_or(0);
         let mut bytes = Vec::new();
         let found = self.with(name, |reader, shown| {
+            within(shown, said, bytes_max)?;
             let (total, digest) = digest::copy(reader, &mut bytes, bytes_max, |_| ())
                 .map_err(|error| unreadable(shown, error))?;
             within(shown, total, bytes_max)?;

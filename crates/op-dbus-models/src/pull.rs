@@ -208,6 +208,7 @@ impl<'a> Fetch<'a> {
         let partial = writer.partial(&model.name);
         let mut hub = Hub::new(&model.repository, &model.revision, &partial, progress);
         hub.owner = writer.owner();
+        hub.keep_token();
         self.take_from_hub(&hub).map_err(|error| writer.told(error))?;
         self.delivered.push(format!("hub: {}", model.repository));
         Ok(())

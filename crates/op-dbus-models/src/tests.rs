@@ -8,6 +8,7 @@ mod hub_server;
 mod hubs;
 mod imports;
 mod layouts;
+mod order;
 mod owners;
 mod pulls;
 mod records;

@@ -27,5 +27,5 @@ pub(super) const TOKEN_TYPES: usize = 2;
 pub(super) fn read<'a>(config: &Config, weights: &Weights<'a>) -> Result<Encoder<'a>, Error> {
     config.expect_model_type(&["bert"])?;
     let token_types = config.type_vocab_size.unwrap_or(TOKEN_TYPES);
-    Reader::new(config, weights, &["", "bert."])?.encoder(&NAMES, None, token_types)
+    Reader::new(config, weights, "bert.")?.encoder(&NAMES, None, token_types)
 }

@@ -75,5 +75,5 @@ pub(super) fn config(config: &Value) -> Result<Config, serde_json::Error> {
 pub(super) fn read<'a>(config: &Config, weights: &Weights<'a>) -> Result<Encoder<'a>, Error> {
     config.expect_model_type(&["distilbert"])?;
     // Positions of sines and cosines lie in the file as a table like any other.
-    Reader::new(config, weights, &["", "distilbert."])?.encoder(&NAMES, None, 0)
+    Reader::new(config, weights, "distilbert.")?.encoder(&NAMES, None, 0)
 }

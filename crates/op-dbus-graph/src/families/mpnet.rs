@@ -35,7 +35,7 @@ pub(super) fn read<'a>(config: &Config, weights: &Weights<'a>) -> Result<Encoder
     if buckets != BUCKETS {
         return Err(unsupported("relative_attention_num_buckets", buckets, "32"));
     }
-    let reader = Reader::new(config, weights, &["", "mpnet."])?;
+    let reader = Reader::new(config, weights, "mpnet.")?;
     let heads = config.num_attention_heads;
     let bias = reader.table("encoder.relative_attention_bias.weight", BUCKETS, heads)?;
     let encoder = reader.encoder(&NAMES, Some(PAD_TOKEN), 0)?;

@@ -19,5 +19,5 @@ pub(super) fn read<'a>(config: &Config, weights: &Weights<'a>) -> Result<Encoder
     let padding = config.pad_token_id.unwrap_or(PAD_TOKEN);
     let token_types = config.type_vocab_size.unwrap_or(TOKEN_TYPES);
     // CamemBERT's weights are named after RoBERTa as well.
-    Reader::new(config, weights, &["", "roberta."])?.encoder(&NAMES, Some(padding), token_types)
+    Reader::new(config, weights, "roberta.")?.encoder(&NAMES, Some(padding), token_types)
 }

@@ -127,6 +127,17 @@ fn a_prefix_before_all_names_changes_nothing() {
         prefixed.tensors =
             model.tensors.iter().map(|(n, data)| (format!("{prefix}{n}"), data.clone())).collect();
         assert_eq!(model.compile().unwrap(), prefixed.compile().unwrap());
+        // With both kinds of names, whichever is read.
+        let mut both = prefixed;
+        both.tensors.extend(model.tensors.clone());
+        assert_eq!(model.compile().unwrap(), both.compile().unwrap());
+        for other in [vec![1.5; HIDDEN], vec![0.0; HIDDEN + 1]] {
+            let mut both = both.clone();
+            let name = "embeddings.LayerNorm.bias";
+            both.tensors.insert(name.to_owned(), (vec![other.len()], other));
+            let message = refusal(&both);
+            assert!(message.starts_with(&format!("the tensors {prefix}{name} and {name} differ")));
+        }
     }
 }
 

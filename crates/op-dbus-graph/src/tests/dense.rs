@@ -103,6 +103,30 @@ fn what_is_not_supported_is_named_with_its_module() {
 }
 
 #[test]
+fn configurations_are_refused_without_weights_as_with_them() {
+    let model = Tiny::new(Family::Bert).with_dense(&[(5, "ReLU"), (3, "Tanh")]);
+    let check = |model: &Tiny| {
+        let dense: Vec<Value> = model.dense.iter().map(|(config, _)| config.clone()).collect();
+        crate::check(model.family, &model.config, &dense).map_err(|error| error.to_string())
+    };
+    check(&model).unwrap();
+    let mut refused = Vec::new();
+    for (key, value) in [("in_features", json!(4)), ("activation_function", json!("mine.Tanh"))] {
+        let mut model = model.clone();
+        model.dense[1].0[key] = value;
+        refused.push(model);
+    }
+    for (key, value) in [("hidden_act", json!("silu")), ("num_attention_heads", json!(3))] {
+        let mut model = model.clone();
+        model.config[key] = value;
+        refused.push(model);
+    }
+    for model in refused {
+        assert_eq!(check(&model).unwrap_err(), model.compile().unwrap_err().to_string());
+    }
+}
+
+#[test]
 fn every_missing_or_misshapen_tensor_of_a_module_is_named() {
     for name in ["linear.weight", "linear.bias"] {
         let whole = Tiny::new(Family::Roberta).with_dense(&[(3, "Tanh")]);

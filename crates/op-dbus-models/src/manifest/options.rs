@@ -9,7 +9,7 @@ pub enum Reserved {
     Precision,
     /// What says where things are kept that were compiled.
     Place,
-    /// Nothing: batches have many shapes, and the option asks for one.
+    /// Nothing: batches have many shapes, and the option asks for one, or makes something for each and keeps it.
     OneShape,
     /// Nothing: the option is the address of something in the memory of a program.
     Address,
@@ -27,7 +27,7 @@ const RESERVED: [(Reserved, &[&str]); 5] = [
             "trt_ep_context_file_path",
         ],
     ),
-    (Reserved::OneShape, &["trt_cuda_graph_enable"]),
+    (Reserved::OneShape, &["trt_cuda_graph_enable", "disable_dynamic_shapes"]),
     (
         Reserved::Address,
         &[

@@ -4,6 +4,7 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::fixture::{self, Bench, Files, WIDTH, add_dense, modules, refusal, set, tensors};
+use crate::config_files::PROMPTS;
 use crate::{OnnxFacts, Pooling};
 
 /// A model with these modules, of which the Dense ones lead to 3 and then to 2 dimensions.
@@ -204,6 +205,7 @@ fn a_graph_of_ones_own_holds_the_modules_beside_it() {
         files.insert("model.onnx".into(), b"graph".to_vec());
         // The width of what is pooled, and not that of the graph.
         set(&mut files, "1_Pooling/config.json", &pooling);
+        set(&mut files, PROMPTS, &json!({ "prompts": { "query": "query: " } }));
         let source = bench.path("source");
         fixture::write_folder(&source, &files);
         let model =

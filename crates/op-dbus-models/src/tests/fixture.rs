@@ -75,7 +75,8 @@ pub(super) fn modules(kinds: &[&str]) -> Value {
 }
 
 pub(super) fn pooling(on: &[&str]) -> Value {
-    let mut config = json!({ "word_embedding_dimension": WIDTH, "pooling_mode_cls_token": false });
+    let mut config =
+        json!({ "word_embedding_dimension": WIDTH, "pooling_mode_mean_tokens": false });
     for mode in on {
         config[*mode] = Value::Bool(true);
     }

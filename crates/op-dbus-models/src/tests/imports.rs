@@ -120,7 +120,7 @@ fn kinds_that_are_not_supported_are_named() {
         ("config.json", config("bert", "hidden_act", json!("gelu_pytorch_tanh")), ""),
         ("config.json", config("bert", "matryoshka_dimensions", json!(null)), ""),
         ("1_Pooling/config.json", pooling(&["pooling_mode_weightedmean_tokens"]), "weightedmean"),
-        ("1_Pooling/config.json", pooling(&[]), "no pooling mode"),
+        ("1_Pooling/config.json", json!({ "pooling_mode_mean_tokens": false }), "no pooling mode"),
         (
             "1_Pooling/config.json",
             pooling(&["pooling_mode_cls_token", "pooling_mode_mean_tokens"]),
@@ -129,7 +129,7 @@ fn kinds_that_are_not_supported_are_named() {
         ("1_Pooling/config.json", json!({ "pooling_mode": "lasttoken" }), "lasttoken"),
         ("1_Pooling/config.json", json!({ "pooling_mode": ["cls", "max"] }), "cls and max"),
         ("1_Pooling/config.json", wide, "own 4"),
-        ("1_Pooling/config.json", unprompted, "include_prompt false"),
+        ("1_Pooling/config.json", unprompted, ""),
         ("1_Pooling/config.json", json!({ "pooling_mode": "cls" }), ""),
         ("1_Pooling/config.json", pooling(&["pooling_mode_max_tokens"]), ""),
         ("sentence_bert_config.json", tokenizer_case, "do_lower_case"),

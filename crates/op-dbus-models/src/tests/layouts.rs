@@ -7,6 +7,7 @@ use safetensors::{Dtype, SafeTensors};
 use serde_json::{Value, json};
 
 use super::fixture::{self, Bench, Files, WIDTH, modules, refusal, set};
+use crate::config_files::PROMPTS;
 use crate::{Family, OnnxFacts, Pooling};
 
 #[test]
@@ -52,6 +53,39 @@ fn a_transformer_in_a_folder_of_its_own_is_named() {
         assert!(message.contains(&expected), "{message}");
         assert!(message.contains("model.save_pretrained(path)"), "{message}");
     }
+}
+
+#[test]
+fn a_pooling_without_prompts_is_taken_where_there_are_none() {
+    let mut files = fixture::model("bert");
+    let unprompted = json!({ "pooling_mode": "cls", "include_prompt": false });
+    set(&mut files, "1_Pooling/config.json", &unprompted);
+    Bench::new().import_files(&files).unwrap();
+    let prompts = |query: &str| json!({ "prompts": { "query": query, "document": "" } });
+    set(&mut files, PROMPTS, &prompts(""));
+    Bench::new().import_files(&files).unwrap();
+    set(&mut files, PROMPTS, &prompts("query: "));
+    let message = refusal(&files);
+    let told = format!("1_Pooling/config.json with include_prompt false, and prompts in {PROMPTS}");
+    assert!(message.contains(&told), "{message}");
+}
+
+#[test]
+fn the_mean_is_what_a_pooling_is_that_does_not_say() {
+    let mut files = fixture::model("bert");
+    for silent in [json!({}), json!({ "pooling_mode_cls_token": false })] {
+        set(&mut files, "1_Pooling/config.json", &silent);
+        assert_eq!(Bench::new().import_files(&files).unwrap().pooling, Pooling::Mean, "{silent}");
+    }
+    // Beside another mode the versions of sentence-transformers differ, but not where one is named.
+    let mut one = json!({ "pooling_mode_cls_token": true });
+    set(&mut files, "1_Pooling/config.json", &one);
+    let message = refusal(&files);
+    let told = "the pooling mode cls_token and mean_tokens, which is not said to be off; ";
+    assert!(message.contains(told), "{message}");
+    one["pooling_mode"] = json!("cls");
+    set(&mut files, "1_Pooling/config.json", &one);
+    assert_eq!(Bench::new().import_files(&files).unwrap().pooling, Pooling::Cls);
 }
 
 const INDEX: &str = "model.safetensors.index.json";

@@ -12,7 +12,7 @@ use crate::{Error, ImportOptions, Model, OnnxFacts, Progress};
 const OWNER: u32 = 4_000_000;
 
 /// An import into a store of `OWNER`'s, from a folder that only root gets into; `meanwhile` happens
-/// once the files are copied and before the record is written.
+/// once the small files are copied and before the weights and the record are written.
 fn import(bench: &Bench, meanwhile: impl Fn()) -> Result<Model, Error> {
     fs::create_dir_all(bench.store.dir()).unwrap();
     chown(bench.store.dir(), Some(OWNER), Some(OWNER)).unwrap();

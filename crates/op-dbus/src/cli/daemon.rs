@@ -43,8 +43,8 @@ pub fn run(args: Given<Flags>) -> Done {
     if !loaded.settings.core_dumps {
         dumps::refuse();
     }
-    // A shell leaves a program 1,024 descriptors, as more would be too many for select(2). Without a free one, a
-    // message that has one costs the service its bus.
+    // A shell leaves a program 1,024 descriptors, as more would be too many for select(2). Without free ones calls by
+    // descriptor are refused.
     if let Ok((_, most)) = getrlimit(Resource::RLIMIT_NOFILE) {
         // Nobody is refused what the hard limit allows.
         setrlimit(Resource::RLIMIT_NOFILE, most, most).ok();

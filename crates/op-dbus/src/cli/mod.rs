@@ -159,7 +159,10 @@ pub fn main() -> ExitCode {
 
 /// Shows what was asked for instead of a command: help, or the version.
 fn shown(help: &clap::Error) -> Done {
-    let printed = help.print().and_then(|()| standard::output().flush());
+    let help = help.render();
+    let help = if terminal::colour() { help.ansi().to_string() } else { help.to_string() };
+    let mut output = standard::output();
+    let printed = output.write_all(help.as_bytes()).and_then(|()| output.flush());
     printed.map_err(|error| Failure::output(&error))?;
     Ok(ExitCode::SUCCESS)
 }

@@ -3,13 +3,13 @@
 mod list;
 mod name;
 mod tokenizer;
+mod whole;
 
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
 use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, Subcommand, ValueEnum};
-use op_dbus_embedder::backend;
 use op_dbus_engine::foreign;
 use op_dbus_graph::inspect::{ElementType, Port, inspect};
 use op_dbus_models::{
@@ -40,8 +40,8 @@ pub enum ModelsCommand {
 /// has the SHA-256 that is built into op-dbus.
 ///
 /// Of the hub's usual client ($HF_HOME, else ~/.cache/huggingface) the cache is looked into first,
-/// and the token is shown to the hub, or to the mirror that HF_ENDPOINT names. With
-/// HF_HUB_OFFLINE=1 neither is asked for anything.
+/// and the token is shown to the hub, or to the mirror that HF_ENDPOINT names, unless that is on
+/// another machine and has no TLS. With HF_HUB_OFFLINE=1 neither is asked for anything.
 #[derive(Args)]
 #[command(after_help = format!("\
 Examples:
@@ -214,7 +214,7 @@ fn import(store: &Store, args: &ImportArgs, json: bool) -> Result<(), Failure> {
     let options = ImportOptions {
         inspect: &|onnx| facts(onnx, dimensions),
         tokenizer: &tokenizer::check,
-        model: &backend::check,
+        model: &whole::check,
         progress: &progress,
         pooling: args.pooling.map(|pooling| match pooling {
             PoolingName::Mean => Pooling::Mean,

@@ -51,6 +51,8 @@ pub struct Writer {
     matrix: Option<Matrix>,
     /// Where the output is until it is whole.
     unnamed: Option<Unnamed>,
+    /// The output, where it has its name from the start.
+    named: Option<File>,
     rows: u64,
     encoding: Encoding,
     dimensions: usize,
@@ -70,14 +72,15 @@ impl Writer {
         let (file, is_ours) = match &unnamed {
             Some(unnamed) => (unnamed.open()?, true),
             None if unnamed::is_open(path) => (unnamed::joined(path)?, false),
-            None => (unnamed::emptied(path)?, true),
+            None => (unnamed::made(path)?, true),
         };
+        let named = (unnamed.is_none() && is_ours).then(|| file.try_clone()).transpose()?;
         let writer = if format == Format::Npy && is_ours && file.metadata()?.is_file() {
             Self::to(format, Box::new(io::empty()), Some(file))?
         } else {
             Self::to(format, Box::new(file), None)?
         };
-        Ok(Self { unnamed, ..writer })
+        Ok(Self { unnamed, named, ..writer })
     }
 
     /// The regular file that may have vectors in it before all texts are read, if there is one, where this was made for
@@ -97,7 +100,8 @@ impl Writer {
         };
         let out = BufWriter::new(out);
         let encoding = Encoding::default();
-        Ok(Self { format, out, matrix, unnamed: None, rows: 0, encoding, dimensions: 0 })
+        let (unnamed, named) = (None, None);
+        Ok(Self { format, out, matrix, unnamed, named, rows: 0, encoding, dimensions: 0 })
     }
 
     /// Writes the vectors of one call and hands them on.
@@ -159,6 +163,7 @@ impl Writer {
             matrix.finish(&header, &mut self.out)?;
         }
         self.out.flush()?;
+        self.named.as_ref().map_or(Ok(()), unnamed::refuse_lost)?;
         self.unnamed.map_or(Ok(()), Unnamed::take_its_place)
     }
 }

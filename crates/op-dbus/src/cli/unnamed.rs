@@ -2,7 +2,7 @@
 
 use std::env;
 use std::ffi::OsString;
-use std::fs::{self, File};
+use std::fs::{self, File, TryLockError};
 use std::io::{self, Seek};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{MetadataExt, fchown};
@@ -20,6 +20,8 @@ const ACL: &str = "system.posix_acl_access";
 pub struct Unnamed {
     file: File,
     place: PathBuf,
+    /// What is there, if there is anything: open, so that no other gets its number meanwhile.
+    old: Option<File>,
     /// Whether it may have the place's name: it is beside it, and everybody's rights to it are those to what is
     /// there.
     may_replace: bool,
@@ -43,9 +45,9 @@ impl Unnamed {
             _ => return Ok(None),
         };
         let beside = file(place.parent().unwrap_or(&place), 0o666);
-        let (file, may_replace) = match (beside, old) {
+        let (file, may_replace) = match (beside, &old) {
             (Ok(file), Some(old)) => {
-                let may_replace = becomes_like(&file, &old)?;
+                let may_replace = becomes_like(&file, old)?;
                 (file, may_replace)
             }
             (Ok(file), None) => (file, true),
@@ -53,7 +55,7 @@ impl Unnamed {
             (Err(_), Some(_)) => (temporary()?.0, false),
             (Err(_), None) => return Ok(None),
         };
-        Ok(Some(Self { file, place, may_replace }))
+        Ok(Some(Self { file, place, old, may_replace }))
     }
 
     /// The file, to write to.
@@ -68,21 +70,37 @@ impl Unnamed {
     /// folder of ours, or has an owner, a group or a list of rights that ours can't have), writes over it.
     ///
     /// # Errors
-    /// When neither works.
+    /// When neither works, another file has come to be there meanwhile, or another command is writing to it.
     pub fn take_its_place(mut self) -> io::Result<()> {
+        self.refuse_another()?;
         if self.may_replace && self.replace().is_ok() {
             return Ok(());
         }
+        // It may be what was in the way.
+        self.refuse_another()?;
+        self.old.as_ref().map_or(Ok(()), take)?;
         self.file.rewind()?;
         io::copy(&mut self.file, &mut emptied(&self.place)?).map(drop)
+    }
+
+    /// Refuses to lose a file that was not there before, as of two commands which write to one.
+    fn refuse_another(&self) -> io::Result<()> {
+        let old = self.old.as_ref().map(File::metadata).transpose()?.as_ref().map(identity_of);
+        match identity(&self.place) {
+            Some(there) if old != Some(there) => Err(taken("has put a file there meanwhile")),
+            _ => Ok(()),
+        }
     }
 
     fn replace(&self) -> io::Result<()> {
         // A file gets its name where there is none yet.
         let own = format!("/proc/self/fd/{}", self.file.as_raw_fd());
-        let link = |name: &Path| {
+        let link = |name: &Path| -> io::Result<()> {
             Ok(linkat(AT_FDCWD, own.as_str(), AT_FDCWD, name, AtFlags::AT_SYMLINK_FOLLOW)?)
         };
+        if self.old.is_none() {
+            return link(&self.place);
+        }
         let folder = self.place.parent().unwrap_or(&self.place);
         let named = tempfile::Builder::new().prefix(".op-dbus-").make_in(folder, link)?;
         Ok(named.into_temp_path().persist(&self.place)?)
@@ -115,8 +133,11 @@ pub type Identity = (u64, u64);
 
 /// Which regular file has this name, if one has.
 pub fn identity(path: &Path) -> Option<Identity> {
-    let file = fs::metadata(path).ok().filter(fs::Metadata::is_file)?;
-    Some((file.dev(), file.ino()))
+    fs::metadata(path).ok().filter(fs::Metadata::is_file).as_ref().map(identity_of)
+}
+
+fn identity_of(file: &fs::Metadata) -> Identity {
+    (file.dev(), file.ino())
 }
 
 /// What has such a name, to write behind what is in it.
@@ -126,10 +147,61 @@ pub fn joined(path: &Path) -> io::Result<File> {
 
 /// The file at `path`, emptied, or a new one. What is there is opened as such: in a folder that all may write to, as
 /// /tmp, Linux refuses to open with `O_CREAT` what is another's (`fs.protected_regular`, `fs.protected_fifos`).
-pub fn emptied(path: &Path) -> io::Result<File> {
+fn emptied(path: &Path) -> io::Result<File> {
     match File::options().write(true).truncate(true).open(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => File::create(path),
         opened => opened,
+    }
+}
+
+/// A new file at `path`, which no other command of ours writes over while this is open, or what is there that is none,
+/// to write to as it is.
+///
+/// # Errors
+/// When a file is there by now: another command may be writing to it.
+pub fn made(path: &Path) -> io::Result<File> {
+    let made = match File::options().write(true).create_new(true).open(path) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists && identity(path).is_none() => {
+            emptied(path)
+        }
+        made => made,
+    }?;
+    if made.metadata()?.is_file() {
+        take(&made)?;
+    }
+    Ok(made)
+}
+
+/// Takes a file, until it is closed, before it is written to under its name. Where its file system has no locks, nobody
+/// is kept from doing the same.
+///
+/// # Errors
+/// When another command has taken it.
+fn take(file: &File) -> io::Result<()> {
+    match file.try_lock() {
+        Err(TryLockError::WouldBlock) => Err(taken("is writing to the file")),
+        _ => Ok(()),
+    }
+}
+
+/// The refusal of what another has.
+fn taken(by: &str) -> io::Error {
+    let sentence = format!("another program {by}, which is left as it is");
+    io::Error::new(io::ErrorKind::AlreadyExists, sentence)
+}
+
+/// Refuses a file that has lost its name since it was [made].
+///
+/// # Errors
+/// When nobody will find what is in it.
+pub fn refuse_lost(file: &File) -> io::Result<()> {
+    let file = file.metadata()?;
+    match file.is_file() && file.nlink() == 0 {
+        false => Ok(()),
+        true => Err(io::Error::other(
+            "another program has removed or replaced the file meanwhile, and the vectors in it are \
+             lost",
+        )),
     }
 }
 
@@ -175,111 +247,4 @@ fn folder_for(named: Option<OsString>) -> PathBuf {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::io::Write;
-
-    use seccompiler::{
-        BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
-        SeccompRule,
-    };
-
-    use super::*;
-
-    #[test]
-    fn what_is_no_file_of_its_own_is_written_to_as_it_is() {
-        for path in ["/dev/null", "/dev/stdout", "/proc/self/fd/1"] {
-            assert!(Unnamed::new(Path::new(path), true).unwrap().is_none(), "{path}");
-        }
-    }
-
-    #[test]
-    fn what_is_large_is_not_kept_in_memory() {
-        assert_eq!(folder_for(Some("/named".into())), Path::new("/named"));
-        for nothing in [None, Some(OsString::new())] {
-            let folder = folder_for(nothing);
-            assert_eq!(folder == Path::new("/var/tmp"), Path::new("/var/tmp").is_dir());
-        }
-    }
-
-    #[test]
-    fn a_new_file_in_no_folder_is_told_at_the_start() {
-        let folder = tempfile::tempdir().unwrap();
-        assert!(Unnamed::new(&folder.path().join("none/new"), true).unwrap().is_none());
-    }
-
-    #[test]
-    fn what_cant_be_replaced_is_written_over_in_the_end() {
-        let folder = tempfile::tempdir().unwrap();
-        let (place, gone) = (folder.path().join("old"), folder.path().join("gone"));
-        fs::write(&place, "of an earlier run, and longer than what comes").unwrap();
-        let inode = fs::metadata(&place).unwrap().ino();
-        // Of a file whose name was taken away no other can be made, as across file systems.
-        let file = File::options().create_new(true).read(true).write(true).open(&gone).unwrap();
-        fs::remove_file(&gone).unwrap();
-        (&file).write_all(b"whole").unwrap();
-        let unnamed = Unnamed { file, place: place.clone(), may_replace: true };
-        assert!(unnamed.replace().is_err());
-        unnamed.take_its_place().unwrap();
-        assert_eq!(fs::read(&place).unwrap(), b"whole");
-        assert_eq!(fs::metadata(&place).unwrap().ino(), inode);
-        assert_eq!(folder.path().read_dir().unwrap().count(), 1);
-    }
-
-    #[test]
-    fn what_has_a_list_of_rights_keeps_it() {
-        let folder = tempfile::tempdir().unwrap();
-        let place = folder.path().join("old");
-        fs::write(&place, "old").unwrap();
-        // Version 2, and what the owner, root, the group, the list at most, and others may: tag, rights, number.
-        let entries = [(1, 6, !0), (2, 6, 0), (4, 0, !0), (16, 6, !0), (32, 0, !0)];
-        let mut list = 2_u32.to_le_bytes().to_vec();
-        for (tag, rights, number) in entries {
-            list.extend([tag, rights].map(u16::to_le_bytes).concat());
-            list.extend(u32::to_le_bytes(number));
-        }
-        match rustix::fs::setxattr(&place, ACL, &list, rustix::fs::XattrFlags::empty()) {
-            // Nothing to lose on this file system.
-            Err(rustix::io::Errno::NOTSUP) => return,
-            set => set.unwrap(),
-        }
-        let inode = fs::metadata(&place).unwrap().ino();
-        let unnamed = Unnamed::new(&place, true).unwrap().unwrap();
-        unnamed.open().unwrap().write_all(b"new").unwrap();
-        unnamed.take_its_place().unwrap();
-        assert_eq!(fs::read(&place).unwrap(), b"new");
-        assert_eq!(fs::metadata(&place).unwrap().ino(), inode);
-        let mut kept = vec![0; list.len() + 1];
-        let bytes = rustix::fs::getxattr(&place, ACL, &mut kept[..]).unwrap();
-        assert_eq!(kept[..bytes], list);
-    }
-
-    /// From now on this thread opens nothing with `O_CREAT`: as in /tmp what is another's.
-    fn make_no_files() {
-        let creates = SeccompCmpOp::MaskedEq(libc::O_CREAT as u64);
-        let creates =
-            SeccompCondition::new(2, SeccompCmpArgLen::Dword, creates, libc::O_CREAT as u64);
-        let rules = vec![SeccompRule::new(vec![creates.unwrap()]).unwrap()];
-        let rules = [(libc::SYS_openat, rules)].into();
-        let refuse = SeccompAction::Errno(libc::EACCES as u32);
-        let architecture = env::consts::ARCH.try_into().unwrap();
-        let filter = SeccompFilter::new(rules, SeccompAction::Allow, refuse, architecture).unwrap();
-        seccompiler::apply_filter(&BpfProgram::try_from(filter).unwrap()).unwrap();
-    }
-
-    #[test]
-    fn what_is_there_is_not_opened_as_if_it_were_to_be_made() {
-        let folder = tempfile::tempdir().unwrap();
-        let place = folder.path().join("old");
-        fs::write(&place, "old").unwrap();
-        let file = file(folder.path(), 0o600).unwrap();
-        (&file).write_all(b"new").unwrap();
-        let unnamed = Unnamed { file, place: place.clone(), may_replace: false };
-        std::thread::spawn(|| {
-            make_no_files();
-            unnamed.take_its_place().unwrap();
-        })
-        .join()
-        .unwrap();
-        assert_eq!(fs::read(&place).unwrap(), b"new");
-    }
-}
+mod tests;
