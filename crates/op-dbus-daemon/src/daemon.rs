@@ -231,7 +231,12 @@ async fn load_and_tell(service: Service, refuse: oneshot::Sender<Arc<service::Er
     drop(refuse);
     let mut summary = service.now().summary();
     notify::ready(&summary);
-    info!(MESSAGE_ID = message_id::READY, "calls are answered: {summary}");
+    // Why nothing is embedded is told already, as an error.
+    let told = match service.now().phase {
+        service::Phase::Failed(_) => "each with why nothing is embedded",
+        _ => summary.as_str(),
+    };
+    info!(MESSAGE_ID = message_id::READY, "calls are answered: {told}");
     loop {
         let now = changes.borrow_and_update().clone();
         let served = now.served().cloned();

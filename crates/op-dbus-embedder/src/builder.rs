@@ -128,9 +128,9 @@ impl Builder {
         self
     }
 
-    /// Bytes of the device's memory that each worker may take for its batches; no bound by default. `cuda`
-    /// and `migraphx` have such a limit, for their arenas; what their libraries take beside it is not
-    /// counted. An option of the provider that says the same in its own words goes first.
+    /// Bytes of the device's memory that each worker may take for the model's weights and its batches; no bound
+    /// by default. `cuda` and `migraphx` have such a limit, for their arenas; what their libraries take beside
+    /// it is not counted. An option of the provider that says the same in its own words goes first.
     pub fn memory_limit(self, bytes: usize) -> Self {
         Self { memory_limit: Some(bytes), ..self }
     }
@@ -183,8 +183,8 @@ impl Builder {
     }
 
     /// Tokens of one batch at most, for each thread of the native engine. By default what this machine
-    /// was measured to need; the first time that takes some seconds, later it is read from the cache. No more
-    /// than 1048576.
+    /// was measured to need; the first time that takes some seconds, later it is read from the cache, but an
+    /// accelerator is measured at each load. No more than 1048576.
     pub fn batch_tokens(self, tokens_max: usize) -> Self {
         Self { batch_tokens_max: Some(tokens_max), ..self }
     }

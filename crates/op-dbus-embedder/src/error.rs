@@ -35,7 +35,10 @@ impl From<BackendError> for Error {
     fn from(error: BackendError) -> Self {
         match error {
             BackendError::Load {
-                kind: LoadErrorKind::ProviderUnavailable | LoadErrorKind::Unfit,
+                kind:
+                    LoadErrorKind::ProviderUnavailable
+                    | LoadErrorKind::Unfit
+                    | LoadErrorKind::OutOfMemory,
                 message,
             } => Self::Provider(message),
             error => Self::Backend(error),

@@ -24,6 +24,9 @@ const BYTES_PER_TOKEN_MAX: usize = 32;
 /// Who the engine's own calls are counted to: `(uid_t) -1`, which no user has.
 pub(crate) const OWN_UID: u32 = u32::MAX;
 
+/// Tokens that are computed before that is noted, under the lock that all calls are admitted under: not for each text.
+const COMPUTED_AT_ONCE: usize = 512;
+
 /// A retry is never asked for sooner or later than this.
 const RETRY_MS: std::ops::RangeInclusive<u64> = 10..=60_000;
 
@@ -52,7 +55,11 @@ pub(crate) struct Permit {
     uid: u32,
     /// Those to be computed.
     tokens: usize,
-    /// What counts against the bounds: these, and the memory of what is not computed.
+    /// Those that are.
+    computed: usize,
+    /// Those that are as well and still count among the first.
+    unnoted: usize,
+    /// What counts against the bounds: all of these, and the memory of what is not computed at all.
     held: usize,
     class: Priority,
     /// Whether the model is used.
@@ -126,7 +133,8 @@ impl Admission {
         let share = state.by_uid.entry(uid).or_default();
         share.calls += 1;
         *share.of(class) += tokens;
-        Permit { admission: Arc::clone(self), uid, tokens, held, class, is_use: uid != OWN_UID }
+        let (admission, is_use) = (Arc::clone(self), uid != OWN_UID);
+        Permit { admission, uid, tokens, computed: 0, unnoted: 0, held, class, is_use }
     }
 
     /// Refuses every later call, and those that wait for room.
@@ -143,7 +151,7 @@ impl Admission {
     pub fn in_flight(&self) -> (usize, usize) {
         let state = self.lock();
         let shares = state.by_uid.values();
-        let tokens = |share: &Share| share.interactive + share.bulk;
+        let tokens = |share: &Share| share.interactive + share.bulk + share.computed;
         (shares.clone().map(|share| share.calls).sum(), shares.map(tokens).sum())
     }
 
@@ -193,6 +201,22 @@ impl Permit {
         drop(state);
         self.admission.give_back(self.uid, room);
     }
+
+    /// So many tokens are computed: no call comes behind them any more. They count against the bounds as before.
+    pub fn computed(&mut self, tokens: usize) {
+        self.unnoted += tokens;
+        if self.unnoted < COMPUTED_AT_ONCE {
+            return;
+        }
+        let tokens = std::mem::take(&mut self.unnoted).min(self.tokens);
+        self.tokens -= tokens;
+        self.computed += tokens;
+        let mut state = self.admission.lock();
+        if let Some(share) = state.by_uid.get_mut(&self.uid) {
+            *share.of(self.class) -= tokens;
+            share.computed += tokens;
+        }
+    }
 }
 
 impl State {
@@ -212,8 +236,10 @@ impl Drop for Permit {
         }
         if let Some(share) = state.by_uid.get_mut(&self.uid) {
             share.calls -= 1;
+            share.computed -= self.computed;
             if share.calls == 0 {
-                debug_assert_eq!((share.interactive, share.bulk), (0, 0), "tokens of nobody");
+                let Share { interactive, bulk, computed, .. } = *share;
+                debug_assert_eq!([interactive, bulk, computed], [0; 3], "tokens of nobody");
                 state.by_uid.remove(&self.uid);
             }
         }
@@ -228,161 +254,4 @@ fn retry_after_ms(excess_tokens: usize, tokens_per_s: f64) -> u64 {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn sharing(
-        ledger: Arc<Ledger>,
-        queue_tokens_max: usize,
-        quota_tokens: usize,
-    ) -> Arc<Admission> {
-        let limits = Limits { queue_tokens_max, quota_tokens, ..Limits::default() };
-        Admission::new(&limits, ledger)
-    }
-
-    fn admission(queue_tokens_max: usize, quota_tokens: usize) -> Arc<Admission> {
-        sharing(Arc::default(), queue_tokens_max, quota_tokens)
-    }
-
-    fn claim(uid: u32, tokens: usize) -> Claim {
-        Claim::new(uid, tokens, Priority::Interactive)
-    }
-
-    #[test]
-    fn a_full_queue_refuses_until_a_permit_is_dropped() {
-        let admission = admission(100, 60);
-        let first = admission.admit(claim(1, 60), 1000.0).unwrap();
-        let error = admission.admit(claim(2, 50), 1000.0).unwrap_err();
-        let expected =
-            Error::Overloaded { needed: 50, in_flight: 60, limit: 100, retry_after_ms: 10 };
-        assert_eq!(error, expected);
-        drop(first);
-        assert_eq!(admission.in_flight(), (0, 0));
-        admission.admit(claim(2, 50), 1000.0).unwrap();
-    }
-
-    #[test]
-    fn a_user_at_its_quota_does_not_stop_others() {
-        let admission = admission(200, 60);
-        let mut permit = admission.admit(claim(1, 60), 10.0).unwrap();
-        let error = admission.admit(claim(1, 5), 10.0).unwrap_err();
-        assert!(matches!(error, Error::QuotaExceeded { uid: 1, retry_after_ms: 500, .. }));
-        let _other = admission.admit(claim(2, 40), 10.0).unwrap();
-        permit.settle(6, 1, 1);
-        let _more = admission.admit(claim(1, 5), 10.0).unwrap();
-        assert_eq!(admission.in_flight(), (3, 100));
-    }
-
-    /// What is cut is kept by who calls, and computed by nobody.
-    #[test]
-    fn memory_is_no_work() {
-        let admission = admission(100, 60);
-        let mut permit = admission.admit(claim(1, 50), 1.0).unwrap();
-        permit.settle(50, 5, 40);
-        assert_eq!(admission.in_flight(), (1, 5));
-        let error = admission.admit(claim(1, 30), 1.0).unwrap_err();
-        assert!(matches!(error, Error::QuotaExceeded { in_flight: 40, .. }), "{error}");
-        let time = Some(Time { left: Duration::from_secs(20), tokens_per_s: 1.0 });
-        let _in_time = admission.admit(Claim { time, ..claim(1, 20) }, 1.0).unwrap();
-        drop(permit);
-        let _all = admission.admit(claim(1, 40), 1.0).unwrap();
-    }
-
-    /// Another engine, which may have begun under other settings, gives nobody more room.
-    #[tokio::test]
-    async fn engines_have_their_bounds_together() {
-        let ledger = Arc::<Ledger>::default();
-        let [one, other] = [sharing(ledger.clone(), 100, 60), sharing(ledger.clone(), 90, 50)];
-        let mut first = one.admit(claim(1, 40), 1.0).unwrap();
-        let refused = other.admit(claim(1, 20), 1.0).unwrap_err();
-        assert!(matches!(refused, Error::QuotaExceeded { in_flight: 40, limit: 50, .. }));
-        let second = other.admit(claim(2, 50), 1.0).unwrap();
-        assert!(matches!(
-            one.admit(claim(3, 20), 1.0),
-            Err(Error::Overloaded { in_flight: 90, .. })
-        ));
-        assert_eq!((one.in_flight(), other.in_flight()), ((1, 40), (1, 50)));
-        // Who waits for room in one is told of what is given back in the other.
-        let waiting = tokio::spawn(async move { other.admit_when_free(claim(1, 20)).await });
-        tokio::task::yield_now().await;
-        first.settle(40, 10, 10);
-        let third = waiting.await.unwrap().unwrap();
-        drop((first, second, third));
-        one.admit(claim(1, 60), 1.0).unwrap();
-    }
-
-    /// However many take what they get, the next one finds room.
-    #[test]
-    fn users_leave_room_for_others() {
-        let admission = admission(120, 120);
-        let all_that_fits = |uid| {
-            let next = || admission.admit(claim(uid, 1), 1.0).ok();
-            std::iter::from_fn(next).collect::<Vec<_>>()
-        };
-        let mut held: Vec<Vec<Permit>> = vec![all_that_fits(0)];
-        assert_eq!(held[0].len(), 120, "one alone has all");
-        // Beside the next ones no more, as soon as it gives back.
-        held[0].truncate(60);
-        for uid in 1..5 {
-            held.push(all_that_fits(uid));
-            assert!(held.last().is_some_and(|permits| !permits.is_empty()));
-        }
-        let refused = admission.admit(claim(0, 1), 1.0).unwrap_err();
-        assert!(matches!(refused, Error::QuotaExceeded { in_flight: 60, .. }), "{refused}");
-        for _ in 0..100 {
-            for (uid, permits) in held.iter_mut().enumerate() {
-                permits.pop();
-                permits.extend(all_that_fits(uid as u32));
-            }
-        }
-        // Each a sixth.
-        let shares = held.iter().map(Vec::len).collect::<Vec<_>>();
-        assert!(shares.iter().all(|share| (15..=25).contains(share)), "{shares:?}");
-    }
-
-    #[test]
-    fn what_can_never_fit_is_too_large() {
-        let admission = admission(100, 60);
-        for tokens in [61, 101, usize::MAX] {
-            assert!(matches!(admission.admit(claim(1, tokens), 1.0), Err(Error::TooLarge { .. })));
-        }
-    }
-
-    #[tokio::test]
-    async fn who_waits_is_admitted_once_there_is_room() {
-        let admission = admission(100, 60);
-        let first = admission.admit(claim(1, 60), 1.0).unwrap();
-        let waiting = tokio::spawn({
-            let admission = Arc::clone(&admission);
-            async move { admission.admit_when_free(claim(1, 50)).await }
-        });
-        tokio::task::yield_now().await;
-        assert!(!waiting.is_finished());
-        drop(first);
-        let _second = waiting.await.unwrap().unwrap();
-        assert_eq!(admission.in_flight(), (1, 50));
-        let never = admission.admit_when_free(claim(1, 61)).await;
-        assert!(matches!(never, Err(Error::TooLarge { .. })));
-        let refused = admission.admit_when_free(claim(1, 50));
-        let close = async { admission.close() };
-        let (refused, ()) = tokio::join!(refused, close);
-        assert_eq!(refused.unwrap_err(), Error::ShuttingDown);
-    }
-
-    #[test]
-    fn closed_means_shutting_down() {
-        let admission = admission(100, 60);
-        admission.close();
-        assert_eq!(admission.admit(claim(1, 1), 1.0).unwrap_err(), Error::ShuttingDown);
-        assert_eq!(admission.admit_own().unwrap_err(), Error::ShuttingDown);
-    }
-
-    #[test]
-    fn a_text_costs_what_it_may_become() {
-        assert_eq!(cost(0, Truncate::End, 2, 256), 2);
-        assert_eq!(cost(10, Truncate::End, 2, 256), 12);
-        assert_eq!(cost(4096, Truncate::End, 2, 256), 256);
-        assert_eq!(cost(1 << 20, Truncate::End, 2, 256), 1 << 15);
-        assert_eq!(cost(508, Truncate::Mean, 2, 256), 508 + 3 * 2);
-    }
-}
+mod tests;

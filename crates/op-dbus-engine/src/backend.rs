@@ -4,6 +4,10 @@ use crate::batch::Batch;
 use crate::buckets::Buckets;
 use crate::usage::MemoryUse;
 
+/// Devices that a backend may tell of, and that are told apart in a pool: no machine has more. There may be a worker
+/// for each.
+pub(crate) const DEVICES_MAX: usize = 1024;
+
 /// What a backend says of itself once it is loaded.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Description {
@@ -77,9 +81,11 @@ pub enum LoadErrorKind {
     ModelCorrupt,
     /// The runtime library or the provider can't be used.
     ProviderUnavailable,
-    /// The provider can't have this model, and may have others: an accelerator has no memory for it, or its graph or its
-    /// precision is not one that the provider computes.
+    /// The provider can't have this model, and may have others: its graph or its precision is not one that the provider
+    /// computes.
     Unfit,
+    /// The provider has no memory for this model now, and may have for others.
+    OutOfMemory,
     /// It loaded and computes, and its vectors are not the model's.
     Untrusted,
     /// Anything else.

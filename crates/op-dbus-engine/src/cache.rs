@@ -9,6 +9,7 @@ use std::collections::HashMap;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
 
 use lru::LruCache;
 use siphasher::sip128::{Hasher128, SipHasher24};
@@ -19,8 +20,11 @@ use crate::output::Output;
 use crate::prepare::Input;
 
 /// What an entry takes beside its numbers: key, links, slots of the table, and what an allocator adds
-/// to each part. `tests/allocations.rs` holds it.
+/// to each part. `tests/cache_memory.rs` holds it.
 const ENTRY_BYTES: u64 = 256;
+/// What does not fit any more is let go so many at a time, and calls have their turn in between. No vector is so large
+/// that more have to go for it.
+const LET_GO_AT_ONCE: u32 = 1024;
 
 /// The vectors that are kept, of all engines that share it. Off, and empty, while it has no room.
 #[derive(Debug)]
@@ -44,17 +48,34 @@ pub struct Kept {
 
 #[derive(Debug, Default)]
 struct State {
-    users: HashMap<u32, Shelf>,
+    users: HashMap<u32, User>,
     kept: Kept,
+    /// How often a vector was kept or found.
+    uses: u64,
     /// Who computed the vectors: a few descriptions, which entries share.
     origins: Vec<Arc<Origin>>,
 }
 
-/// What one user has; those that were asked for last come first.
+/// What one user has.
+#[derive(Debug, Default)]
+struct User {
+    /// By engine: one that ends, or is unloaded, takes its own along whole, however much that is.
+    shelves: HashMap<u64, Shelf>,
+    bytes: u64,
+}
+
+/// What one user has of one engine; those that were asked for last come first.
 #[derive(Debug)]
 struct Shelf {
-    entries: LruCache<Key, Arc<Entry>>,
+    entries: LruCache<u128, Slot>,
     bytes: u64,
+}
+
+/// A vector, and the number of its last use: the order of what lies on several shelves.
+#[derive(Debug)]
+struct Slot {
+    used: u64,
+    entry: Arc<Entry>,
 }
 
 /// What finds a vector: the engine, and the hash of all else.
@@ -108,10 +129,13 @@ impl Cache {
         }
     }
 
-    /// Has room for `bytes_max` bytes from now on; what does not fit any more is forgotten.
+    /// Has room for `bytes_max` bytes from now on, and returns once what does not fit any more is forgotten.
     pub fn resize(&self, bytes_max: u64) {
         self.bytes_max.store(bytes_max, Ordering::Relaxed);
-        self.lock().shrink(bytes_max);
+        // Who resizes it meanwhile has the last word.
+        while !self.lock().shrink(self.room()) {
+            thread::yield_now();
+        }
     }
 
     /// Forgets everything, and tells how much that was.
@@ -138,18 +162,24 @@ impl Cache {
 
     /// Forgets the vectors of an engine, and tells how many there were.
     pub(crate) fn forget(&self, engine: u64) -> Kept {
+        let mut gone = Vec::new();
         let mut state = self.lock();
-        let before = state.kept;
-        let users: Vec<u32> = state.users.keys().copied().collect();
-        for uid in users {
-            let Some(shelf) = state.users.get(&uid) else { continue };
-            let keys = shelf.entries.iter().map(|(key, _)| *key);
-            for key in keys.filter(|key| key.engine == engine).collect::<Vec<_>>() {
-                state.take(uid, |entries| entries.pop_entry(&key));
+        state.users.retain(|_, user| {
+            if let Some(shelf) = user.shelves.remove(&engine) {
+                user.bytes -= shelf.bytes;
+                gone.push(shelf);
             }
-        }
-        let after = state.kept;
-        Kept { vectors: before.vectors - after.vectors, bytes: before.bytes - after.bytes }
+            !user.shelves.is_empty()
+        });
+        let kept = Kept {
+            vectors: gone.iter().map(|shelf| shelf.entries.len() as u64).sum(),
+            bytes: gone.iter().map(|shelf| shelf.bytes).sum(),
+        };
+        state.kept.vectors -= kept.vectors;
+        state.kept.bytes -= kept.bytes;
+        // They are let go behind the lock.
+        drop(state);
+        kept
     }
 
     /// What finds the vector of each input.
@@ -178,8 +208,18 @@ impl Cache {
     /// What is there of each key for a user, and was asked for just now.
     pub(crate) fn find(&self, uid: u32, keys: &[Key]) -> Vec<Option<Arc<Entry>>> {
         let mut state = self.lock();
-        let Some(shelf) = state.users.get_mut(&uid) else { return vec![None; keys.len()] };
-        keys.iter().map(|key| shelf.entries.get(key).cloned()).collect()
+        let State { users, uses, .. } = &mut *state;
+        // The keys of a call are of one engine.
+        let engine = keys.first().map(|key| key.engine);
+        let shelf = users.get_mut(&uid).and_then(|user| user.shelves.get_mut(&engine?));
+        let Some(shelf) = shelf else { return vec![None; keys.len()] };
+        let find = |key: &Key| {
+            let slot = shelf.entries.get_mut(&key.hash)?;
+            *uses += 1;
+            slot.used = *uses;
+            Some(Arc::clone(&slot.entry))
+        };
+        keys.iter().map(find).collect()
     }
 
     /// Keeps the vector of one input for its user.
@@ -193,15 +233,8 @@ impl Cache {
             return;
         }
         let origin = state.origin(by);
-        state.take(uid, |entries| entries.pop_entry(&key));
-        let shelf = state
-            .users
-            .entry(uid)
-            .or_insert_with(|| Shelf { entries: LruCache::unbounded(), bytes: 0 });
-        shelf.entries.push(key, Arc::new(Entry { vector, tokens, truncated, origin }));
-        shelf.bytes += bytes;
-        state.kept.vectors += 1;
-        state.kept.bytes += bytes;
+        state.take((uid, key.engine), |entries| entries.pop(&key.hash));
+        state.put(uid, key, Entry { vector, tokens, truncated, origin });
         state.shrink(room);
     }
 
@@ -220,31 +253,64 @@ fn bytes(vector: &[f32]) -> u64 {
 }
 
 impl State {
-    /// Takes one entry out, and the user who has none left.
+    /// Puts one in that is not there.
+    fn put(&mut self, uid: u32, key: Key, entry: Entry) {
+        let bytes = bytes(&entry.vector);
+        self.uses += 1;
+        let slot = Slot { used: self.uses, entry: Arc::new(entry) };
+        let user = self.users.entry(uid).or_default();
+        let shelf = user
+            .shelves
+            .entry(key.engine)
+            .or_insert_with(|| Shelf { entries: LruCache::unbounded(), bytes: 0 });
+        shelf.entries.push(key.hash, slot);
+        shelf.bytes += bytes;
+        user.bytes += bytes;
+        self.kept.vectors += 1;
+        self.kept.bytes += bytes;
+    }
+
+    /// Takes one out, and the shelf and the user that have none left.
     fn take(
         &mut self,
-        uid: u32,
-        one: impl FnOnce(&mut LruCache<Key, Arc<Entry>>) -> Option<(Key, Arc<Entry>)>,
+        (uid, engine): (u32, u64),
+        one: impl FnOnce(&mut LruCache<u128, Slot>) -> Option<Slot>,
     ) {
-        let Some(shelf) = self.users.get_mut(&uid) else { return };
-        if let Some((_, entry)) = one(&mut shelf.entries) {
+        let Some(user) = self.users.get_mut(&uid) else { return };
+        let Some(shelf) = user.shelves.get_mut(&engine) else { return };
+        if let Some(Slot { entry, .. }) = one(&mut shelf.entries) {
             let bytes = bytes(&entry.vector);
             shelf.bytes -= bytes;
+            user.bytes -= bytes;
             self.kept.bytes -= bytes;
             self.kept.vectors -= 1;
         }
         if shelf.entries.is_empty() {
+            user.shelves.remove(&engine);
+        }
+        if user.shelves.is_empty() {
             self.users.remove(&uid);
         }
     }
 
-    /// Forgets until the rest fits: of who has the most, what was asked for the longest ago.
-    fn shrink(&mut self, room: u64) {
-        while self.kept.bytes > room {
-            let most = self.users.iter().max_by_key(|(_, shelf)| shelf.bytes);
-            let Some(uid) = most.map(|(uid, _)| *uid) else { return };
-            self.take(uid, LruCache::pop_lru);
+    /// Whose vector goes first: of who has the most, what was asked for the longest ago.
+    fn next_to_go(&self) -> Option<(u32, u64)> {
+        let (uid, user) = self.users.iter().max_by_key(|(_, user)| user.bytes)?;
+        let oldest = |shelf: &Shelf| shelf.entries.peek_lru().map(|(_, slot)| slot.used);
+        let (engine, _) = user.shelves.iter().min_by_key(|(_, shelf)| oldest(shelf))?;
+        Some((*uid, *engine))
+    }
+
+    /// Forgets until the rest fits, but no more than what is let go at once; tells whether it fits.
+    fn shrink(&mut self, room: u64) -> bool {
+        for _ in 0..LET_GO_AT_ONCE {
+            if self.kept.bytes <= room {
+                return true;
+            }
+            let Some(next) = self.next_to_go() else { return true };
+            self.take(next, |entries| entries.pop_lru().map(|(_, slot)| slot));
         }
+        self.kept.bytes <= room
     }
 
     /// The description of who computes, kept once however many vectors it made.

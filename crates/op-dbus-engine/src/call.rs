@@ -47,8 +47,9 @@ impl Call {
 
 /// Takes each vector of a call once: the index of a text, and the vectors of it and of those that follow,
 /// row-major, as the caller wants them. Such runs come in any order, on the worker's thread, which waits
-/// for it. It is dropped before the reply is told, or when nobody waits for that any more. One that panics
-/// is not asked again, and its call is refused with [`Error::InvalidArgument`](crate::Error::InvalidArgument).
+/// for it; those of vectors that were kept come on the caller's task or a tokenizer thread. It is dropped before the
+/// reply is told, or when nobody waits for that any more. One that panics is not asked again, and its call is refused
+/// with [`Error::InvalidArgument`](crate::Error::InvalidArgument).
 /// In it nobody may wait for vectors of the same engine or for its end, as the library's `embed_blocking` and
 /// `close` do: the worker that would have to compute and to end waits for the sink, and both would for ever.
 pub struct RowSink(Option<Box<Take>>);

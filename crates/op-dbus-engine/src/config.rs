@@ -193,7 +193,8 @@ pub struct EngineConfig {
     /// Threads that tokenize large calls. Zero counts as one.
     pub tokenizer_threads: usize,
     /// A worker that has been idle for this long embeds the engine's own text, so that one that was
-    /// lost meanwhile, or is not what it was, is replaced before anybody needs it.
+    /// lost meanwhile, or is not what it was, is replaced before anybody needs it. One that gets that text by
+    /// [`Engine::canary`](crate::Engine::canary) is not idle, and is replaced for it as well.
     pub idle_check: Duration,
     /// Vectors of texts that come again; off by default. Engines may share one.
     pub cache: Arc<Cache>,

@@ -1,5 +1,6 @@
 //! Worker threads: each owns a backend, pulls batches, runs them, and replaces a lost backend.
 
+mod check;
 mod computed;
 mod input;
 mod replace;
@@ -9,7 +10,8 @@ use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 use std::time::Duration;
 
-use crate::backend::{Backend, BackendError, Begin, Description, Footprint, Gone};
+use crate::backend::{Backend, BackendError, Begin, Description, Gone};
+use crate::cache::Cache;
 use crate::config::{ModelShape, Pool};
 use crate::planner::Plan;
 use crate::proof::{self, load, run_checked};
@@ -34,6 +36,9 @@ pub(crate) const BACKOFF: Duration = Duration::from_millis(100);
 /// What all worker threads share.
 pub(crate) struct Shared {
     pub scheduler: Arc<Scheduler>,
+    /// Where vectors are kept, and the engine's number there.
+    pub cache: Arc<Cache>,
+    pub number: u64,
     pub pools: Vec<Pool>,
     pub model: ModelShape,
     /// Token ids of a short text, run on each backend before it is trusted.
@@ -67,6 +72,7 @@ struct Worker {
     ahead: Plan<Row>,
     /// Losses and failed loads since the last batch or check that ran.
     strikes: u32,
+    told: check::Reasons,
 }
 
 /// How a worker's first load went.
@@ -123,7 +129,7 @@ impl Worker {
 
     fn new(place: Place, shared: Arc<Shared>, backend: Box<dyn Backend>) -> Self {
         let description = backend.description().clone();
-        let ([input, next], out, computed, ahead) = Default::default();
+        let ([input, next], out, computed, ahead, told) = Default::default();
         Self {
             place,
             shared,
@@ -136,6 +142,7 @@ impl Worker {
             computed,
             ahead,
             strikes: 0,
+            told,
         }
     }
 
@@ -185,35 +192,6 @@ impl Worker {
         self.replace()
     }
 
-    /// Has the backend embed the engine's own text, as when it was loaded.
-    ///
-    /// # Errors
-    /// It can't be trusted any more.
-    fn check(&mut self) -> Result<(), BackendError> {
-        self.prove()?;
-        self.moves();
-        let shared = Arc::clone(&self.shared);
-        if shared.scheduler.is_to_measure(self.place.index) {
-            let costs = proof::costs(self.backend.as_mut(), self.place, &shared)?;
-            let device = &self.description.device;
-            shared.scheduler.roster(|roster| roster.measured(self.place.pool, device, &costs));
-        }
-        let did = (Footprint::default(), self.backend.memory());
-        shared.scheduler.change(|roster| roster.obeyed(self.place.index, Order::Check, did));
-        self.strikes = 0;
-        Ok(())
-    }
-
-    /// Has the backend embed the engine's own text, and does nothing else.
-    ///
-    /// # Errors
-    /// It can't be trusted any more.
-    fn prove(&mut self) -> Result<(), BackendError> {
-        let shared = &self.shared;
-        let vector = proof::probe(self.backend.as_mut(), &shared.model, &shared.probe)?;
-        proof::trust(&shared.pools[self.place.pool], &self.description, &vector)
-    }
-
     /// Gives back what only the next batch would use.
     ///
     /// # Errors
@@ -250,7 +228,7 @@ impl Worker {
             self.backend.forget_begun();
         }
         let scheduler = Arc::clone(&self.shared.scheduler);
-        let (worker, device) = (self.place.index, self.shared.pools[self.place.pool].holds_device);
+        let device = self.shared.pools[self.place.pool].holds_device;
         // What a server takes at once is for its own backend to know.
         if device && matches!(error, BackendError::OutOfMemory(_)) {
             self.shrink(batch, &error);
@@ -274,13 +252,13 @@ impl Worker {
             BackendError::OutOfMemory(_) if device => self.lose(batch, error),
             // One text may be what the backend refuses; its neighbours must not pay for it.
             BackendError::OutOfMemory(_) => {
-                scheduler.try_again(worker, batch, &error);
+                self.refused(batch, &error);
                 Ok(())
             }
             // Or it refuses all from here on, as a driver does in whose context a kernel has failed.
             BackendError::Failed(ref why) => match self.prove() {
                 Ok(()) => {
-                    scheduler.try_again(worker, batch, &error);
+                    self.refused(batch, &error);
                     Ok(())
                 }
                 Err(gone @ (BackendError::Lost(_) | BackendError::Killed(_))) => {

@@ -1,6 +1,7 @@
 //! The engine as its users see it: calls in, replies out, and the life of it all.
 
 mod admit;
+mod canary;
 mod end;
 mod losses;
 mod tokens;
@@ -11,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use tokio_util::sync::CancellationToken;
 
-use crate::admission::{Admission, Claim, OWN_UID, Permit, cost, tokens_of_memory};
+use crate::admission::{Admission, Claim, Permit, cost, tokens_of_memory};
 use crate::backend::BackendError;
 use crate::cache::{Cache, Kept};
 use crate::call::{Call, Inputs, Reply, Truncate};
@@ -29,9 +30,6 @@ use crate::start::{CANARY, probe, spawn, start_workers};
 use crate::stats::Snapshot;
 use crate::status::WorkerStatus;
 use crate::tokenizer::Tokenizer;
-
-/// How long [`Engine::canary`] waits. Backends that can be killed bound a single batch themselves.
-const CANARY_TIME_MAX: Duration = Duration::from_secs(60);
 
 /// The engine. Cheap to clone; the workers stop when the last clone is gone.
 #[derive(Clone, Debug)]
@@ -71,8 +69,11 @@ impl Engine {
         let scheduler = Arc::new(Scheduler::new(&limits, idle_check, roster, stats));
         let reference = pools.first().and_then(|pool| pool.reference.clone());
         let probe = probe(&tokenizer, CANARY)?;
+        let number = cache.enter();
         let shared = Shared {
             scheduler: Arc::clone(&scheduler),
+            cache: Arc::clone(&cache),
+            number,
             pools,
             model: model.clone(),
             probe,
@@ -87,7 +88,7 @@ impl Engine {
             limits,
             model,
             reference,
-            number: cache.enter(),
+            number,
             cache,
             preparer: preparer.clone(),
             door,
@@ -220,32 +221,6 @@ impl Engine {
             memory: self.scheduler().roster(|roster| roster.memory()),
             ..self.scheduler().stats.snapshot()
         }
-    }
-
-    /// Embeds one short text on the real path, counted against nobody's quota: while this succeeds
-    /// the engine does its work. An engine that is unloaded, or loads again, stays that, and nothing
-    /// is embedded. Needs tokio's timer.
-    ///
-    /// # Errors
-    /// As [`embed`](Self::embed); `DeadlineExceeded` after a minute.
-    pub async fn canary(&self) -> Result<(), Error> {
-        let permit = self.0.admission.admit_own()?;
-        // Asked behind the permit, with which nobody unloads.
-        if self.is_away() {
-            return Ok(());
-        }
-        let call = Call {
-            uid: OWN_UID,
-            inputs: vec![CANARY.to_owned()].into(),
-            deadline: Some(Instant::now() + CANARY_TIME_MAX),
-            ..Call::default()
-        };
-        let output = self.0.output(None, None)?;
-        // What was computed before would prove nothing.
-        let reply = self.run(call, output, permit, None).await?;
-        let Some(reference) = &self.0.reference else { return Ok(()) };
-        let wrong = |difference| Error::WorkerFailed(BackendError::Lost(difference));
-        reference.check(&reply.vectors).map_err(wrong)
     }
 
     fn empty_reply(&self, dimensions: usize) -> Reply {

@@ -210,7 +210,7 @@ impl Job {
         &self,
         slot: Slot,
         vectors: &[f32],
-        tokens: impl Iterator<Item = usize>,
+        tokens: impl Iterator<Item = usize> + Clone,
         ran: &Ran<'_>,
     ) -> Option<Finished> {
         let mut guard = self.lock();
@@ -221,8 +221,9 @@ impl Job {
         state.started_us = Some(state.started_us.map_or(ran.started_us, |t| t.min(ran.started_us)));
         state.ended_us = state.ended_us.max(ran.ended_us);
         state.reply.computed_by(&ran.by.provider, &ran.by.device, &ran.by.precision);
+        let computed = tokens.clone().sum::<usize>();
+        state.reply.tokens += computed as u64;
         if state.long.is_empty() && self.lookup.is_none() {
-            state.reply.tokens += tokens.sum::<usize>() as u64;
             state.out.vectors(slot.text, vectors, output);
         } else {
             for (row, text) in vectors.chunks_exact(full).zip(tokens).zip(slot.text..) {
@@ -230,6 +231,10 @@ impl Job {
             }
         }
         state.pending -= vectors.len() / full;
+        if let Some(permit) = state.permit.as_mut().filter(|_| state.pending > 0) {
+            // The last of a call gives all back.
+            permit.computed(computed);
+        }
         self.delivered(guard)
     }
 
@@ -241,7 +246,6 @@ impl Job {
         (vector, mut tokens): (&[f32], usize),
         by: &Description,
     ) {
-        state.reply.tokens += tokens as u64;
         let output = self.terms.output;
         let mean;
         let vector = match state.long.get_mut(&slot.text) {

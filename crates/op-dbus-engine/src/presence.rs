@@ -53,8 +53,8 @@ impl Engine {
         self.scheduler().until_roster(|roster| !roster.on().eq(known)).await;
     }
 
-    /// How long ago the last call ended, or the workers were loaded; `None` while calls are in flight.
-    /// The engine's own texts don't count, nor what needs no worker.
+    /// How long ago the last call ended, or the workers were loaded; `None` while anything is in flight.
+    /// When the engine's own texts ended doesn't count, nor what needs no worker.
     pub fn idle_for(&self) -> Option<Duration> {
         Some(self.admission().idle_for()?.min(self.scheduler().loaded_for()))
     }

@@ -12,7 +12,7 @@ use crate::dispatch::{Place, Shared};
 use crate::reference::{Known, Reference};
 use crate::routing::BatchCost;
 
-/// No batch is measured any more once so many microseconds have gone by since the first.
+/// No batch is measured any more that would end so many microseconds after the first has begun.
 const MEASURE_MAX_US: u64 = 1_000_000;
 
 /// Does what a new backend is needed for, and once more if somebody kills that meanwhile: what waits for it need
@@ -134,7 +134,8 @@ pub(crate) fn measure(
     let rows_max = tokens_max.min(pool.tokens_max) / probe.len().max(1);
     let rows_max = rows_max.min(pool.rows_max).min(shaped).max(1);
     let mut rows = 1;
-    while rows <= rows_max && clock.now_us() - began_us < MEASURE_MAX_US {
+    let mut next_us = 0;
+    while rows <= rows_max && clock.now_us() - began_us + next_us < MEASURE_MAX_US {
         let lengths = vec![i32::try_from(probe.len()).unwrap_or(i32::MAX); rows];
         let ids = probe.repeat(rows);
         let batch = Batch { ids: &ids, lengths: &lengths };
@@ -152,6 +153,8 @@ pub(crate) fn measure(
             us = us.min(clock.now_us() - started_us);
         }
         costs.push(BatchCost { tokens: ids.len(), us });
+        // Two of four times the size.
+        next_us = us.saturating_mul(8);
         rows *= 4;
     }
     Ok(costs)

@@ -16,6 +16,9 @@ use crate::reserve::Serves;
 /// ahead of others just enough for its turn, and so the first one's, never to come.
 const OVERTAKEN_MAX: usize = 64;
 
+/// Entries that an empty lane keeps the room of: else that of the longest queue would be kept for good.
+const ROOM_MAX: usize = 4096;
+
 /// Tokens that interactive work of others may be ahead of a user's bulk. Less, and each burst of calls would wait for
 /// others' bulk; more, and it would take bulk longer to have its share. These are 16 batches of a CPU.
 const BEHIND_TOKENS: u64 = 8192;
@@ -167,6 +170,7 @@ impl<T> Queue<T> {
                     removed.push(entry);
                 }
             }
+            lane.shrink();
         }
         removed
     }
@@ -252,6 +256,7 @@ impl<T> Queue<T> {
         let lane = &mut self.users.get_mut(&uid)?.lanes[class as usize];
         let entry = lane.entries.remove(index)?;
         lane.overtaken = if index == 0 { 0 } else { lane.overtaken + 1 };
+        lane.shrink();
         self.sums[class as usize].remove(&entry);
         Some(entry)
     }
@@ -276,6 +281,7 @@ impl<T> Queue<T> {
         for entry in passed.drain(..).rev() {
             lane.entries.push_front(entry);
         }
+        lane.shrink();
         let own = &taken[before..];
         lane.overtaken = if first_too { 0 } else { lane.overtaken + own.len() };
         own.iter().for_each(|entry| self.sums[class as usize].remove(entry));
@@ -341,49 +347,14 @@ impl<T> Lane<T> {
     pub fn open(&self) -> usize {
         if self.overtaken < OVERTAKEN_MAX { self.entries.len() } else { 1 }
     }
+
+    /// Gives back the room of many entries once none is left.
+    fn shrink(&mut self) {
+        if self.entries.is_empty() && self.entries.capacity() > ROOM_MAX {
+            self.entries = VecDeque::new();
+        }
+    }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn queue() -> Queue<usize> {
-        let mut queue = Queue::new(0);
-        for item in 0..8 {
-            let (uid, class) = (1, Priority::Bulk);
-            let tokens = 10 + item;
-            queue.push(Entry {
-                uid,
-                class,
-                tokens,
-                enqueued_us: 0,
-                failed_on: None,
-                missed: 0,
-                item,
-            });
-        }
-        queue
-    }
-
-    #[test]
-    fn several_are_taken_as_one_after_another_from_the_last_on() {
-        for indices in [vec![0, 1, 2], vec![0, 2, 3, 7], vec![1, 6], vec![5, 99], vec![]] {
-            let (mut one_by_one, mut together) = (queue(), queue());
-            let take = |index: &usize| one_by_one.take(Priority::Bulk, 1, *index);
-            let mut expected: Vec<_> = indices.iter().rev().filter_map(take).collect();
-            expected.reverse();
-            let mut taken = Vec::new();
-            together.take_all((Priority::Bulk, 1), indices.iter().copied(), &mut taken);
-            let items = |entries: &[Entry<usize>]| -> Vec<usize> {
-                entries.iter().map(|entry| entry.item).collect()
-            };
-            assert_eq!(items(&taken), items(&expected), "{indices:?}");
-            let left = |queue: &Queue<usize>| {
-                let (_, lane) = queue.lane(Priority::Bulk, 1).unwrap();
-                let items: Vec<usize> = lane.entries.iter().map(|entry| entry.item).collect();
-                (items, lane.overtaken, queue.texts(), queue.tokens())
-            };
-            assert_eq!(left(&together), left(&one_by_one), "{indices:?}");
-        }
-    }
-}
+mod tests;

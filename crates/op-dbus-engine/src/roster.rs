@@ -66,6 +66,8 @@ struct Worker {
     is_loading: bool,
     /// Whether it lets its backend go now.
     is_leaving: bool,
+    /// Whether it is measured anew now, or will be at once.
+    measures: bool,
     /// What it gave back in all, and had left when it last did.
     footprint: Footprint,
     /// Tokens of the largest batch that it ran.
@@ -100,6 +102,11 @@ impl Worker {
     /// Whether it has a backend now.
     fn is_there(&self) -> bool {
         matches!(self.status.state, WorkerState::Idle | WorkerState::Busy)
+    }
+
+    /// Whether it has one and does not let it go, so that others may leave work to it.
+    fn stays(&self) -> bool {
+        self.is_there() && !self.is_leaving
     }
 
     /// What it computes on.
@@ -190,7 +197,7 @@ impl Roster {
             (elsewhere, index != failed_on)
         };
         let others = self.workers.iter().enumerate();
-        let others = others.filter(|(_, other)| other.is_there() && !other.status.reserved);
+        let others = others.filter(|(_, other)| other.stays() && !other.status.reserved);
         let further = others.filter(|(index, _)| distance(*index) > distance(worker));
         waited_for(further.map(|(_, other)| other), now_us)
     }
@@ -241,7 +248,7 @@ impl Roster {
         if let Some(worker) = self.workers.get_mut(worker) {
             worker.status.state = state;
             worker.running = None;
-            (worker.is_loading, worker.is_leaving) = (false, false);
+            (worker.is_loading, worker.is_leaving, worker.measures) = (false, false, false);
         }
     }
 
@@ -348,10 +355,8 @@ impl Roster {
 
     /// Whether every worker that is to have a backend has one, or is given up.
     pub fn is_settled(&self, wants: impl Fn(usize) -> bool) -> bool {
-        let settled = |worker: &Worker| {
-            let stays = worker.is_there() && !worker.is_leaving;
-            stays || worker.status.reserved || !self.can_be_had(worker)
-        };
+        let settled =
+            |worker: &Worker| worker.stays() || worker.status.reserved || !self.can_be_had(worker);
         let mut workers = self.workers.iter().enumerate();
         workers.all(|(index, worker)| settled(worker) || !wants(index))
     }

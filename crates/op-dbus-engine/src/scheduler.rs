@@ -221,12 +221,12 @@ impl Scheduler {
                 continue;
             }
             let serves = match self.turn(state, worker, now_us) {
-                Ok(serves) => serves,
-                Err(_) if !wait => return Next::Nothing,
-                // One that leaves all to others is looked at as often as one that has nothing to do.
-                Err(_) if check_at <= Instant::now() => {
+                // One that leaves work to others is looked at as often as one that has nothing to do.
+                Err(_) | Ok(Serves::Bulk) if self.is_due(state, worker, (check_at, now_us)) => {
                     return state.sent_to(Next::Check, worker, now_us);
                 }
+                Ok(serves) => serves,
+                Err(_) if !wait => return Next::Nothing,
                 Err(delay) => {
                     state.roster.set(worker, WorkerState::Idle);
                     times_left += 1;

@@ -14,7 +14,7 @@ use ort::ep::ExecutionProvider;
 use ort::memory::AllocationDevice;
 use ort::session::builder::SessionBuilder;
 
-use crate::{built_in, failure, library as file, openvino, session};
+use crate::{built_in, failure, library as file, session};
 
 /// Threads of the CPU: what a provider leaves to it are shapes and lengths.
 const THREADS: usize = 1;
@@ -60,28 +60,12 @@ impl Memory {
     }
 }
 
-/// Options by which a provider records the runs of a session, to replay them.
-const RECORDING: [&str; 2] = ["enable_cuda_graph", "enableGraphCapture"];
-
-/// Options by which a provider computes a graph in something coarser, and what that is.
-const COARSER: [(&str, &str, &str); 3] = [
-    ("trt_fp16_enable", "1", "f16"),
-    (TENSORRT_BF16, "1", "bf16"),
-    ("migraphx_fp16_enable", "1", "f16"),
-];
-
-/// The one for TensorRT's bfloat16.
-const TENSORRT_BF16: &str = "trt_bf16_enable";
-
-/// ggml's for what it keeps weights in, whatever the graph has.
-const GGML_WEIGHTS: &str = "weights";
-
 impl Accelerator {
     /// Prepares a session on the device. Returns the name of the provider in ONNX Runtime's words
     /// and how many devices of it there are; 0 where the runtime does not tell.
     ///
     /// # Errors
-    /// `ProviderUnavailable`, or `Unfit` for want of memory, with what the runtime, the library or the driver says.
+    /// `ProviderUnavailable`, or `OutOfMemory`, with what the runtime, the library or the driver says.
     pub(crate) fn builder(
         &self,
         environment: &Environment,
@@ -215,40 +199,6 @@ impl Accelerator {
         Ok((builder, name.to_owned(), built_in::devices(self)))
     }
 
-    /// The same, told to compute in `precision` where the provider does not take that from the graph.
-    ///
-    /// # Errors
-    /// `ProviderUnavailable`: it does not compute in that.
-    pub(crate) fn computing_in(mut self, precision: &'static str) -> Result<Self, BackendError> {
-        match (self.provider.as_str(), precision) {
-            ("openvino", _) => {
-                self.options = openvino::told(&self, precision).map_err(|e| self.unavailable(e))?;
-            }
-            ("tensorrt", "bf16") => self.tell(TENSORRT_BF16, "1"),
-            (_, "bf16") => {
-                let why = "it computes in f32 and f16; set precision to one of them, or to auto";
-                return Err(self.unavailable(why.to_owned()));
-            }
-            ("ggml", _) => self.tell(GGML_WEIGHTS, precision),
-            _ => {}
-        }
-        Ok(self)
-    }
-
-    /// Sets an option, whatever it was.
-    fn tell(&mut self, key: &str, value: &str) {
-        self.options.retain(|(own, _)| own != key);
-        self.options.push((key.to_owned(), value.to_owned()));
-    }
-
-    /// What the provider computes a graph of this precision in.
-    pub(crate) fn precision(&self, graph: &'static str) -> &'static str {
-        let told =
-            |key: &str, value: &str| self.options.iter().any(|(k, v)| k == key && v == value);
-        let coarser = COARSER.iter().find(|(key, value, _)| told(key, value));
-        coarser.map_or(graph, |(_, _, precision)| precision)
-    }
-
     /// The memory that the device computes in.
     pub(crate) fn memory(&self) -> Memory {
         match self.provider.as_str() {
@@ -274,17 +224,6 @@ impl Accelerator {
     /// Whether each new shape costs seconds or minutes, as the provider compiles for it.
     pub(crate) fn compiles_shapes(&self) -> bool {
         matches!(self.provider.as_str(), "tensorrt" | "migraphx")
-    }
-
-    /// Whether the provider is told to record.
-    pub(crate) fn records(&self) -> bool {
-        self.options.iter().any(|(key, value)| RECORDING.contains(&key.as_str()) && value == "1")
-    }
-
-    /// The same without what tells it to record.
-    pub(crate) fn without_recording(mut self) -> Self {
-        self.options.retain(|(key, _)| !RECORDING.contains(&key.as_str()));
-        self
     }
 
     /// The memory of the device itself, once the runtime is able to copy to it and back outside of a run.
@@ -345,27 +284,6 @@ mod tests {
     }
 
     #[test]
-    fn bf16_is_for_those_who_have_it() {
-        let tensorrt = told("tensorrt", &[("trt_bf16_enable", "0")]).computing_in("bf16").unwrap();
-        assert_eq!(tensorrt.options, [("trt_bf16_enable".to_owned(), "1".to_owned())]);
-        assert_eq!(tensorrt.precision("bf16"), "bf16");
-        let refusal = told("cuda", &[]).computing_in("bf16").unwrap_err().to_string();
-        assert!(
-            refusal.contains("cuda does not work here: it computes in f32 and f16"),
-            "{refusal}"
-        );
-        assert_eq!(told("cuda", &[]).computing_in("f16").unwrap().options, []);
-    }
-
-    #[test]
-    fn ggml_keeps_weights_in_what_is_computed_in() {
-        for precision in ["f32", "f16"] {
-            let ggml = told("ggml", &[("weights", "q8_0")]).computing_in(precision).unwrap();
-            assert_eq!(ggml.options, [("weights".to_owned(), precision.to_owned())]);
-        }
-    }
-
-    #[test]
     fn a_library_is_of_the_provider_that_it_is_named_for() {
         let is_taken = |provider, name: &str| {
             let brought: Vec<String> = name.split(' ').map(str::to_owned).collect();
@@ -383,16 +301,5 @@ mod tests {
         {
             assert!(!is_taken(provider, provider), "{provider}");
         }
-    }
-
-    #[test]
-    fn a_provider_records_where_its_own_option_says_so() {
-        let cuda = told("cuda", &[("use_tf32", "0"), ("enable_cuda_graph", "1")]);
-        assert!(cuda.records());
-        assert!(told("webgpu", &[("enableGraphCapture", "1")]).records());
-        assert!(!told("cuda", &[("enable_cuda_graph", "0")]).records());
-        let cuda = cuda.without_recording();
-        assert!(!cuda.records());
-        assert_eq!(cuda.options, [("use_tf32".to_owned(), "0".to_owned())]);
     }
 }

@@ -22,7 +22,6 @@ use crate::{Graph, Options, failure, library, session};
 
 /// A model computed by ONNX Runtime, on the CPU or on an accelerator.
 pub struct OrtBackend {
-    pub(crate) session: Session,
     /// How batches are run.
     run: RunOptions,
     /// How one is run after which the arenas give back what they don't use; none where there are none.
@@ -38,6 +37,8 @@ pub struct OrtBackend {
     arena: Option<Arena>,
     /// The last batch.
     rows: Rows,
+    /// Gone last: allocators of a provider, and what lies in their memory, call into it and don't keep it.
+    pub(crate) session: Session,
 }
 
 /// Time for batches that only prepare shapes: beyond it no further one is begun.
@@ -52,7 +53,7 @@ impl OrtBackend {
     ///
     /// # Errors
     /// [`BackendError::Load`]: a library or a provider that can't be used (`ProviderUnavailable`), or not for this
-    /// model (`Unfit`), a damaged graph (`ModelCorrupt`), or one whose inputs and outputs are not understood.
+    /// model (`Unfit`, `OutOfMemory`), a damaged graph (`ModelCorrupt`), or one whose inputs and outputs are not understood.
     pub fn load(options: Options) -> Result<Self, BackendError> {
         let start = Instant::now();
         let Options { runtime, threads, accelerator, graph, precision, dimensions, .. } = options;

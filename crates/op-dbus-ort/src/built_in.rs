@@ -18,7 +18,7 @@ pub(crate) fn ask(
         "cuda" => register(ep::CUDA::default().with_device_id(device), options, builder),
         "tensorrt" => register(ep::TensorRT::default().with_device_id(device), options, builder),
         "migraphx" => migraphx(ep::MIGraphX::default().with_device_id(device), options, builder),
-        "openvino" => register(ep::OpenVINO::default(), options, builder),
+        "openvino" => openvino(options, builder),
         "webgpu" => first(ep::WebGPU::default(), accelerator, builder),
         "coreml" => first(ep::CoreML::default(), accelerator, builder),
         "directml" => plain(ep::DirectML::default().with_device_id(device), options, builder),
@@ -46,6 +46,22 @@ fn register<P: ExecutionProvider + ArbitrarilyConfigurableExecutionProvider>(
         provider = provider.with_arbitrary_config(key, value);
     }
     (provider.register(builder), P::NAME)
+}
+
+/// As [`register`], for OpenVINO, which computes on the CPU what an NPU does not compile, and says so in a log
+/// alone, unless the session is told that nothing may.
+fn openvino(
+    options: &[(String, String)],
+    builder: &mut SessionBuilder,
+) -> (ort::Result<()>, &'static str) {
+    if openvino::is_npu(options) {
+        let strict = builder.clone().with_config_entry("session.disable_cpu_ep_fallback", "1");
+        match strict {
+            Ok(strict) => *builder = strict,
+            Err(error) => return (Err(error.into()), ep::OpenVINO::NAME),
+        }
+    }
+    register(ep::OpenVINO::default(), options, builder)
 }
 
 /// As [`register`], for a provider that is told no number of a device and takes its first.

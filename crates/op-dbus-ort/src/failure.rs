@@ -4,9 +4,9 @@ use op_dbus_engine::{BackendError, LoadErrorKind};
 use ort::ErrorCode;
 
 /// What ONNX Runtime says where there is no memory: in its own words, in those of the C library, of cuBLAS and cuDNN
-/// (`CUBLAS_STATUS_ALLOC_FAILED`), and of an arena: one with a limit of its own (`gpu_mem_limit`) has nothing else to
+/// (`CUBLAS_STATUS_ALLOC_FAILED`, since cuDNN 9 `…_DEVICE_ALLOCATION_FAILED`), and of an arena: one with a limit of its own (`gpu_mem_limit`) has nothing else to
 /// say than the last two, and gives no code either.
-const NO_MEMORY: [&str; 9] = [
+const NO_MEMORY: [&str; 10] = [
     "Failed to allocate memory",
     "bad_alloc",
     "bad allocation",
@@ -14,6 +14,7 @@ const NO_MEMORY: [&str; 9] = [
     "Cannot allocate memory",
     "could not allocate",
     "_ALLOC_FAILED",
+    "_ALLOCATION_FAILED",
     "is smaller than requested bytes of",
     "Failed to find a free memory block",
 ];
@@ -51,10 +52,11 @@ pub(crate) fn meant(said: &str) -> &str {
 
 /// A provider that can't be used, and why. Where there is no memory for this model there may be for others.
 pub(crate) fn unavailable(provider: &str, why: &str) -> BackendError {
-    match is_of_memory(why) {
-        true => unfit(provider, why),
-        false => of_provider(LoadErrorKind::ProviderUnavailable, provider, why),
-    }
+    let kind = match is_of_memory(why) {
+        true => LoadErrorKind::OutOfMemory,
+        false => LoadErrorKind::ProviderUnavailable,
+    };
+    of_provider(kind, provider, why)
 }
 
 /// A provider that can't have this model, and why.
@@ -109,6 +111,7 @@ mod tests {
              rounded_bytes=1024",
             "CUBLAS failure 3: CUBLAS_STATUS_ALLOC_FAILED ; GPU=0 ; expr=cublasCreate(&handle);",
             "CUDNN failure 2: CUDNN_STATUS_ALLOC_FAILED ; GPU=0",
+            "CUDNN failure 4004: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED ; GPU=0",
             "mmap: Cannot allocate memory",
         ];
         for text in full {
@@ -116,7 +119,7 @@ mod tests {
             // The card may have room for another model.
             let refusal = unavailable("cuda", &said(text).to_string());
             assert!(
-                matches!(refusal, BackendError::Load { kind: LoadErrorKind::Unfit, .. }),
+                matches!(refusal, BackendError::Load { kind: LoadErrorKind::OutOfMemory, .. }),
                 "{refusal:?}"
             );
         }

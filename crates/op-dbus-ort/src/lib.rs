@@ -20,6 +20,7 @@ mod placement;
 mod recording;
 mod rows;
 mod session;
+mod told;
 
 use std::path::PathBuf;
 
@@ -29,6 +30,7 @@ use op_dbus_engine::foreign::Pooling;
 pub use accelerator::Accelerator;
 pub use backend::OrtBackend;
 pub use library::loaded;
+pub use told::is_on;
 
 /// What to load and how.
 #[derive(Clone, Debug)]

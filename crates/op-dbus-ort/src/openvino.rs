@@ -78,6 +78,11 @@ pub(crate) fn devices(accelerator: &Accelerator) -> usize {
     usize::from(accelerator.device == 0 && device(&accelerator.options) != KINDS[1])
 }
 
+/// Whether it is told to compute on an NPU and nothing else.
+pub(crate) fn is_npu(options: &[(String, String)]) -> bool {
+    device(options) == KINDS[2]
+}
+
 /// What it is told to compute on.
 fn device(options: &[(String, String)]) -> &str {
     let device = options.iter().find(|(key, _)| key == DEVICE);
@@ -166,6 +171,13 @@ mod tests {
         );
         refused(&[(LOAD_CONFIG, "/etc/openvino.json")], "f32", "no object in JSON");
         refused(&[(LOAD_CONFIG, r#"{"CPU": 1}"#)], "f32", "no object for CPU");
+    }
+
+    #[test]
+    fn an_npu_is_told_from_what_may_choose_one() {
+        let is = |device: &str| is_npu(&[(DEVICE.to_owned(), device.to_owned())]);
+        assert!(is("NPU") && !is_npu(&[]));
+        assert!(!["CPU", "GPU", "AUTO:NPU,CPU"].into_iter().any(is));
     }
 
     #[test]

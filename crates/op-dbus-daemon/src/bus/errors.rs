@@ -31,7 +31,7 @@ fn name(error: &Error) -> ErrorName {
         Error::WrongSpace { .. } => ErrorName::WrongSpace,
         Error::Pinned(_) => ErrorName::Pinned,
         Error::State(_) => ErrorName::NoSpace,
-        Error::Provider(_) | Error::Unfit(_) => ErrorName::ProviderUnavailable,
+        Error::Provider(_) | Error::Unfit(_) | Error::NoRoom(_) => ErrorName::ProviderUnavailable,
         Error::Model(error) => model(error),
         Error::Tokenizer { .. } => ErrorName::ModelCorrupt,
         Error::Busy { .. } | Error::Replaced { .. } | Error::Fault(_) => ErrorName::Failed,
@@ -65,6 +65,7 @@ fn backend(error: &BackendError) -> ErrorName {
             LoadErrorKind::ModelCorrupt => ErrorName::ModelCorrupt,
             LoadErrorKind::ProviderUnavailable
             | LoadErrorKind::Unfit
+            | LoadErrorKind::OutOfMemory
             | LoadErrorKind::Untrusted => ErrorName::ProviderUnavailable,
             LoadErrorKind::Other => ErrorName::WorkerFailed,
         },

@@ -53,7 +53,12 @@ impl Manager {
             let change = wanted(calls.service.clone())?;
             authorize(&calls.budget, header, &caller, action).await?;
             let result = change.await;
-            self.told.tell(&calls.service, connection, true).await;
+            // What was made is answered as that, also where the service ends before everybody has heard of it.
+            tokio::select! {
+                biased;
+                _ = self.told.tell(&calls.service, connection, true) => {}
+                () = calls.service.ended() => {}
+            }
             result.map_err(Error::from)
         };
         self.calls.run(connection, header, work).await

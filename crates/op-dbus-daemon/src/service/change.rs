@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 
 use op_dbus_engine::is_same_news;
 use op_dbus_models::Level;
+use tokio_util::task::task_tracker::TaskTrackerToken;
 use tracing::{debug, error, info, warn};
 
 use super::fleet::Fleet;
@@ -41,7 +42,7 @@ impl Service {
     /// Serves another level from now on, and after a restart.
     ///
     /// # Errors
-    /// `Pinned`, why the model can't be loaded, or `State` when the change can't be kept; the old
+    /// `Pinned`, why the model can't be loaded, `State` when the change can't be kept, or `ShuttingDown`; the old
     /// level stays.
     pub async fn set_level(&self, level: Level) -> Result<(), Error> {
         let _change = self.0.change.lock().await;
@@ -50,6 +51,7 @@ impl Service {
         refuse_overruled(&now.loaded, level)?;
         let choice = wanted(&loaded.settings);
         let served = self.load(&now, &now.fleet, choice.as_ref()).await?;
+        let _kept = self.before_a_stop()?;
         match saved(loaded).await {
             Ok(loaded) => {
                 self.moved(served, |next| next.loaded = Arc::new(loaded));
@@ -68,8 +70,8 @@ impl Service {
     /// while the service runs.
     ///
     /// # Errors
-    /// `Pinned`, a wrong value, why what was asked for does not work, or `State` when the change
-    /// can't be kept; what served before goes on.
+    /// `Pinned`, a wrong value, why what was asked for does not work, `State` when the change
+    /// can't be kept, or `ShuttingDown`; what served before goes on.
     pub async fn change(&self, key: &'static str, value: String) -> Result<(), Error> {
         let _change = self.0.change.lock().await;
         let now = self.staying()?;
@@ -89,6 +91,7 @@ impl Service {
             }
             None => None,
         };
+        let _kept = self.before_a_stop()?;
         match saved(Loaded::clone(&loaded)).await {
             Ok(loaded) => {
                 self.moved(served, |next| {
@@ -144,7 +147,7 @@ impl Service {
         // A fleet has to prove itself anew: its token and its certificates may be others, in files that
         // the settings only name.
         let by_others = now.served().is_some_and(|served| served.is_on(Provider::Remote));
-        let may_do_better = |served: &Arc<Served>| provider::may_do_better(served, &now);
+        let may_do_better = |served: &Arc<Served>| provider::may_do_better(served, &now, true);
         let same = same_engines(now.settings(), &loaded.settings)
             && !now.served().is_some_and(may_do_better)
             && !by_others
@@ -263,16 +266,29 @@ impl Service {
         if matches!(now.phase, Phase::Draining(_)) { Err(Error::ShuttingDown) } else { Ok(now) }
     }
 
+    /// Has a stop wait for a change that is about to be kept, until this is dropped. One that a stop came before is not
+    /// kept: it is answered as one that was not made.
+    ///
+    /// # Errors
+    /// `ShuttingDown`.
+    fn before_a_stop(&self) -> Result<TaskTrackerToken, Error> {
+        let replying = self.replying();
+        self.staying().map(|_| replying)
+    }
+
     /// Loads these in `new`, too, for the calls and jobs that name another level: one after the other, as a device
     /// has memory for few at once.
     pub(super) fn bring_along(&self, others: Vec<Choice>, new: Arc<Fleet>) {
         let (service, loaded) = (self.clone(), self.now().loaded.clone());
+        // Another change may let go of it meanwhile, and needs the memory of what it has.
+        let new = Arc::downgrade(&new);
         tokio::spawn(async move {
             for choice in others {
-                let end = new.get(&choice).await;
+                let Some(load) = new.upgrade().map(|new| new.get(&choice)) else { return };
+                let end = load.await;
                 // Another change was faster, which may have let go of them in the same fleet.
                 let still = |now: &Arc<Now>| {
-                    Arc::ptr_eq(&now.fleet, &new) && Arc::ptr_eq(&now.loaded, &loaded)
+                    new.ptr_eq(&Arc::downgrade(&now.fleet)) && Arc::ptr_eq(&now.loaded, &loaded)
                 };
                 let Some(now) = service.staying().ok().filter(still) else { return };
                 match end {

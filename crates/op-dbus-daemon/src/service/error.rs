@@ -64,10 +64,13 @@ pub enum Error {
     /// No provider that was allowed can be used.
     #[error("{0}")]
     Provider(String),
-    /// A provider can't have this model, and may have others: there is no memory for it, its graph or its precision is
-    /// not the provider's, or its vectors are not the model's.
+    /// A provider can't have this model, and may have others: its graph or its precision is not the provider's, or its
+    /// vectors are not the model's.
     #[error("{0}")]
     Unfit(String),
+    /// A provider has no memory for this model, and may have for others, or later.
+    #[error("{0}")]
+    NoRoom(String),
     /// The model can't be read.
     #[error(transparent)]
     Model(#[from] ModelError),

@@ -55,6 +55,8 @@ impl Service {
         };
         // Let go as soon as nothing can acquit it.
         let suspect = served.engine.losses().is_some().then_some(served);
+        // What serves under other settings by now is not left for what served under those before.
+        let suspect = suspect.filter(|it| Arc::ptr_eq(&it.loaded, &next.loaded));
         match next.embed(request).await {
             Ok(reply) => Ok((reply, next)),
             Err(error) => {
@@ -89,6 +91,8 @@ impl Service {
         self.0.engines.runtime.spawn(async move {
             suspect.engine.acquit();
             if suspect.engine.load().await.is_ok() && !suspect.engine.is_failing() {
+                // It may be a fallback itself, and what ran in its place was told since.
+                suspect.fallback_is_told.store(false, Ordering::Relaxed);
                 service.take(suspect, &next).await;
             }
         });
@@ -127,8 +131,7 @@ impl Service {
     /// Looks for another provider of the same model, unless somebody else has done so since `failed` had
     /// failed.
     async fn replace_failed(&self, failed: &Arc<Served>) -> Option<Arc<Served>> {
-        let now = self.now();
-        let in_force = now.served().is_some_and(|in_force| Arc::ptr_eq(in_force, failed));
+        let in_force = self.now().served().is_some_and(|in_force| Arc::ptr_eq(in_force, failed));
         let is_given_up = || failed.engine.is_failing() && !failed.is_last.load(Ordering::Relaxed);
         let overtaken = match in_force && is_given_up() {
             true => self.look_for_another(failed).await,

@@ -38,7 +38,7 @@ impl Service {
         }
         let now = self.now();
         // What a change has let go of is under other settings.
-        if now.fleet.served().iter().any(|it| Arc::ptr_eq(it, served)) {
+        if now.fleet.has(served) {
             self.tell_stand_in_of(served, &now);
         }
     }

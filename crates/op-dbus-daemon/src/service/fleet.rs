@@ -2,6 +2,7 @@
 //! many callers wait for it.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -9,7 +10,7 @@ use futures_util::future::{BoxFuture, FutureExt, OptionFuture, Shared};
 use op_dbus_engine::Anteroom;
 
 use super::engines::Engines;
-use super::load::{Before, Refused, Tries};
+use super::load::{Before, Reasons, Refused, Tries};
 use super::now::{Phase, loading};
 use super::served::{Choice, Served};
 use super::{Error, Means, blocking, load, provider};
@@ -75,7 +76,7 @@ enum Purpose<'a> {
 impl Purpose<'_> {
     fn tries(self, loaded: &Loaded) -> Tries {
         let mut providers = provider::candidates(&loaded.settings);
-        let (mut refusals, mut are_told) = (Vec::new(), true);
+        let (mut reasons, mut are_told) = (Reasons::default(), true);
         let mut before = None;
         let whole = matches!(self, Self::AsAsked(_));
         match self {
@@ -95,9 +96,8 @@ impl Purpose<'_> {
                     let own = providers.iter().position(|provider| failed.is_on(*provider));
                     providers.rotate_left(own.unwrap_or(0));
                     providers.retain(|provider| !failed.is_on(*provider));
-                    refusals
-                        .extend(Some(failed.fallback_reason.clone()).filter(|it| !it.is_empty()));
-                    refusals.push(format!("{} {why}", failed.provider));
+                    reasons = failed.reasons.clone();
+                    reasons.put(&failed.provider, format!("{} {why}", failed.provider));
                 }
             }
             Self::BetterThan(fallback) => {
@@ -105,7 +105,7 @@ impl Purpose<'_> {
                 providers = provider::preferred(providers, fallback);
             }
         }
-        Tries { providers, refusals, are_told, whole, before }
+        Tries { providers, reasons, are_told, whole, before }
     }
 }
 
@@ -118,6 +118,8 @@ pub(super) struct Fleet {
     pub(super) anteroom: Anteroom,
     /// Why providers do not work that were tried under these settings.
     pub(super) refused: Arc<Refused>,
+    /// Whether other settings came into force.
+    is_left: Arc<AtomicBool>,
     entries: Mutex<HashMap<Choice, Entry>>,
 }
 
@@ -127,8 +129,13 @@ impl Fleet {
         let limits = load::limits(&loaded.settings);
         let anteroom = Anteroom::new(&limits, engines.ledger.clone());
         let refused = Arc::new(Refused::new(engines.worked.clone()));
-        let entries = Mutex::default();
-        Arc::new(Self { loaded, means, engines, anteroom, refused, entries })
+        let (is_left, entries) = Default::default();
+        Arc::new(Self { loaded, means, engines, anteroom, refused, is_left, entries })
+    }
+
+    /// Other settings come into force: what is better under these is not tried any more.
+    pub(super) fn leave(&self) {
+        self.is_left.store(true, Ordering::Relaxed);
     }
 
     /// That the model is being loaded here.
@@ -137,46 +144,37 @@ impl Fleet {
     }
 
     /// The model, loaded now if it is not yet. A recent failure is answered again.
-    pub(super) async fn get(&self, choice: &Choice) -> Result<Arc<Served>, Arc<Error>> {
-        self.load(choice, Purpose::Use, Entry::is_stale).await
+    pub(super) fn get(&self, choice: &Choice) -> Load {
+        self.load(choice, Purpose::Use, Entry::is_stale)
     }
 
-    /// As [`Fleet::get`] of the model of `failed`, but not `failed` itself.
-    pub(super) async fn get_instead_of(
-        &self,
-        failed: &Arc<Served>,
-    ) -> Result<Arc<Served>, Arc<Error>> {
+    /// As [`Fleet::get`] of the model of `failed`, in its place.
+    pub(super) fn get_instead_of(&self, failed: &Arc<Served>) -> Load {
+        // That of a call from before a change of settings says nothing of what works under these.
+        let purpose = match Arc::ptr_eq(&failed.loaded, &self.loaded) {
+            true => Purpose::InsteadOf(failed),
+            false => Purpose::Use,
+        };
         let is_failed = |entry: &Entry| entry.served().is_some_and(|it| Arc::ptr_eq(it, failed));
         let stale = |entry: &Entry| is_failed(entry) || entry.is_stale();
-        self.load(&failed.choice, Purpose::InsteadOf(failed), stale).await
+        self.load(&failed.choice, purpose, stale)
     }
 
     /// As [`Fleet::get`], but tries again after a failure, however recent, and where all workers are lost.
-    pub(super) async fn get_anew(&self, choice: &Choice) -> Result<Arc<Served>, Arc<Error>> {
-        self.load(choice, Purpose::Use, Entry::is_of_no_use).await
+    pub(super) fn get_anew(&self, choice: &Choice) -> Load {
+        self.load(choice, Purpose::Use, Entry::is_of_no_use)
     }
 
     /// As [`Fleet::get_anew`], but on no provider that is only a fallback; nor on one that `auto` takes only where that
     /// of `serves` is not to be had.
-    pub(super) async fn get_as_asked(
-        &self,
-        choice: &Choice,
-        serves: Option<&Arc<Served>>,
-    ) -> Result<Arc<Served>, Arc<Error>> {
+    pub(super) fn get_as_asked(&self, choice: &Choice, serves: Option<&Arc<Served>>) -> Load {
         let purpose = Purpose::AsAsked(serves.map(Arc::as_ref));
-        self.load(choice, purpose, Entry::is_of_no_use).await
+        self.load(choice, purpose, Entry::is_of_no_use)
     }
 
-    /// Loads the model of `fallback` on a provider that is preferred to its own, beside it.
-    ///
-    /// # Errors
-    /// Why none of them works.
-    pub(super) async fn get_better(
-        &self,
-        fallback: &Arc<Served>,
-    ) -> Result<Arc<Served>, Arc<Error>> {
-        let (load, _) = self.start(fallback.choice.clone(), Purpose::BetterThan(fallback));
-        load.await
+    /// The model of `fallback` on a provider that is preferred to its own, beside it; an error where none works.
+    pub(super) fn get_better(&self, fallback: &Served) -> Load {
+        self.start(fallback.choice.clone(), Purpose::BetterThan(fallback)).0
     }
 
     /// Has `better` serve in the place of `fallback`; false where that does not serve any more.
@@ -229,6 +227,11 @@ impl Fleet {
         taken.filter_map(|(_, entry)| entry.served().cloned()).collect()
     }
 
+    /// Whether new calls find `served` here.
+    pub(super) fn has(&self, served: &Arc<Served>) -> bool {
+        self.served().iter().any(|it| Arc::ptr_eq(it, served))
+    }
+
     /// Every engine that is there.
     pub(super) fn served(&self) -> Vec<Arc<Served>> {
         let entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
@@ -250,6 +253,7 @@ impl Fleet {
     /// machine is awake. Its end is seen also where nobody waits for it any more, and the runtime of who asked is gone.
     fn start(&self, choice: Choice, purpose: Purpose<'_>) -> (Load, Arc<OnceLock<Instant>>) {
         let (loaded, means) = (self.loaded.clone(), self.means.clone());
+        let is_left = matches!(purpose, Purpose::BetterThan(_)).then(|| self.is_left.clone());
         let tries = Arc::new(purpose.tries(&loaded));
         let (engines, refused) = (self.engines.clone(), self.refused.clone());
         let ended = Arc::<OnceLock<Instant>>::default();
@@ -261,6 +265,11 @@ impl Fleet {
             let may_hold_device = may_hold_device.unwrap_or(true);
             let waiting = OptionFuture::from(may_hold_device.then(|| engines.taking()));
             let _taking = waiting.await;
+            // What is loaded under other settings wants the same devices.
+            if is_left.is_some_and(|it| it.load(Ordering::Relaxed)) {
+                let why = "other settings are in force by now";
+                return Err(Arc::new(Error::Provider(why.to_owned())));
+            }
             let entered = engines.clone();
             let work = move || {
                 let with = (&means, entered.config());

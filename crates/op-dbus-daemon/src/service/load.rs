@@ -6,8 +6,8 @@ mod explained;
 mod refused;
 
 use std::collections::BTreeMap;
-use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use op_dbus_engine::{
@@ -26,7 +26,8 @@ use crate::settings::{CpuEngine, Devices, Loaded, Offload, Precision, Provider, 
 use draft::{Draft, installed, simulated};
 use explained::{explained, with_origin};
 
-pub(super) use refused::{Refused, Worked};
+pub(super) use explained::late;
+pub(super) use refused::{Reasons, Refused, Worked};
 
 /// What the CPU computes in what an accelerator is compared with, and beside one.
 const REFERENCE_PRECISION: Precision = Precision::F32;
@@ -40,8 +41,8 @@ pub(super) const LOSSES_MAX: u32 = 2;
 pub(super) struct Tries {
     /// The first of them that works is taken.
     pub(super) providers: Vec<Provider>,
-    /// Why others are not.
-    pub(super) refusals: Vec<String>,
+    /// Why others are not taken.
+    pub(super) reasons: Reasons,
     /// Whether the engine tells why those before it, and these others, do not work.
     pub(super) are_told: bool,
     /// Whether each of the devices has to compute, where another time one of several may come later.
@@ -80,7 +81,7 @@ fn holds_device(provider: Provider) -> bool {
 pub(super) fn load(
     choice: &Choice,
     tries: &Tries,
-    loaded: &Loaded,
+    loaded: &Arc<Loaded>,
     (means, config): (&Means, EngineConfig),
     refused: &Refused,
 ) -> Result<Served, Error> {
@@ -94,7 +95,8 @@ pub(super) fn load(
     if replaced.is_some_and(|before| !before.may_go) {
         return Err(Error::Replaced { model: draft.model });
     }
-    let (mut refusals, mut are_told) = (tries.refusals.clone(), tries.are_told);
+    let (mut reasons, mut are_told) = (tries.reasons.clone(), tries.are_told);
+    let mut passed_over: Vec<String> = Vec::new();
     for &provider in &tries.providers {
         let mut is_news = false;
         let started = match provider::host(provider, loaded, draft.own_graph()) {
@@ -117,26 +119,40 @@ pub(super) fn load(
                 }
                 // Who has what was asked for first misses nothing.
                 let is_first = provider::candidates(settings).first() == Some(&provider);
-                let is_told = are_told && !is_first;
-                let reason = if is_told { refusals.join("; ") } else { String::new() };
-                return served(choice, draft, started, reason);
+                let reasons = match are_told && !is_first {
+                    true => reasons.without(&provider.to_string()),
+                    false => Reasons::default(),
+                };
+                tell_passed_over(&passed_over);
+                return served((choice, loaded), draft, started, reasons);
             }
             // The next one may do.
-            Err(refusal @ (Error::Provider(_) | Error::Unfit(_))) => {
+            Err(refusal @ (Error::Provider(_) | Error::Unfit(_) | Error::NoRoom(_))) => {
                 let reason = refusal.to_string();
                 // What `auto` passes over nobody has asked for, but who has lost it is told.
                 are_told |= refused.is_lost(provider, &draft.model, &refusal);
-                let model = &draft.model;
+                let told = format!("{} is not computed by {provider}: {reason}", draft.model);
                 match is_news && !are_told {
-                    true => tracing::info!("{model} is not computed by {provider}: {reason}"),
-                    false => tracing::debug!("{model} is not computed by {provider}: {reason}"),
+                    true => passed_over.push(told),
+                    false => tracing::debug!("{told}"),
                 }
-                refusals.push(reason);
+                reasons.put(&provider.to_string(), reason);
             }
-            Err(error) => return Err(error),
+            Err(error) => {
+                tell_passed_over(&passed_over);
+                return Err(error);
+            }
         }
     }
-    Err(Error::Provider(provider::none_left(settings, &refusals)))
+    // It tells of each.
+    Err(Error::Provider(provider::none_left(settings, reasons.told())))
+}
+
+/// Tells the log why providers do not compute that nobody has asked for.
+fn tell_passed_over(whys: &[String]) {
+    for why in whys {
+        tracing::info!("{why}");
+    }
 }
 
 /// Workers that have proved themselves.
@@ -173,6 +189,7 @@ fn start_trusted(
         let of_both = format!("{message}; nor in f32{too}");
         match error {
             Error::Provider(_) => Error::Provider(of_both),
+            Error::NoRoom(_) => Error::NoRoom(of_both),
             Error::Unfit(_)
             | Error::Backend(BackendError::Load { kind: LoadErrorKind::Untrusted, .. }) => {
                 Error::Unfit(of_both)
@@ -307,10 +324,10 @@ fn reserved(host: &Host) -> usize {
 }
 
 fn served(
-    choice: &Choice,
+    (choice, loaded): (&Choice, &Arc<Loaded>),
     draft: Draft,
     Started { engine, costs }: Started,
-    fallback_reason: String,
+    reasons: Reasons,
 ) -> Result<Served, Error> {
     let mut workers = engine.descriptions().into_iter().map(|worker| worker.description);
     let first = workers.next().ok_or(Error::Fault("an engine without workers"))?;
@@ -323,9 +340,11 @@ fn served(
         prompts: draft.prompts,
         default_prompt: draft.default_prompt,
         record: draft.record,
-        fallback_reason,
+        fallback_reason: reasons.told(),
         load_is_told: AtomicBool::new(false),
         fallback_is_told: AtomicBool::new(false),
+        reasons,
+        loaded: loaded.clone(),
         stand_in_told: Mutex::default(),
         replaced_is_told: AtomicBool::new(false),
         provider: first.provider,

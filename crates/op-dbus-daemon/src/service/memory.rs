@@ -176,7 +176,7 @@ impl Service {
     /// `None` where models stay.
     pub async fn unload_idle(&self) -> Option<Duration> {
         let service = self.clone();
-        // With an engine the vectors go that were kept of it, one by one.
+        // With an engine the vectors go that were kept of it, all of which are freed.
         match blocking("memory", move || service.unload_idle_now()).await {
             Ok(next) => next,
             Err(_) => self.unload_idle_now(),

@@ -250,6 +250,9 @@ impl Service {
             }
             let mut next = Now::clone(now);
             change(&mut next);
+            if !Arc::ptr_eq(&next.fleet, &now.fleet) {
+                now.fleet.leave();
+            }
             if !next.phase.is(&now.phase) {
                 next.since = SystemTime::now();
             }

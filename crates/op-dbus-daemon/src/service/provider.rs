@@ -285,21 +285,22 @@ pub(super) fn preferred(mut candidates: Vec<Provider>, served: &Served) -> Vec<P
 }
 
 /// Whether something is there to try of the providers that are preferred to the one of `served`: where that is a
-/// fallback any of them, else one that has worked for another model. It may have had no memory for this one just then.
-pub(super) fn may_do_better(served: &Served, now: &Now) -> bool {
+/// fallback any of them, else one that has worked for another model. It may have had no memory for this one just then;
+/// one that can't have it is tried `anew` only.
+pub(super) fn may_do_better(served: &Served, now: &Now, anew: bool) -> bool {
+    let refused = &now.fleet.refused;
+    let may_have = |provider| {
+        refused.has_worked(provider) && (anew || !refused.is_unfit(provider, &served.model))
+    };
     let may = |provider: &Provider| {
-        (!served.fallback_reason.is_empty() || now.fleet.refused.has_worked(*provider))
+        (!served.fallback_reason.is_empty() || may_have(*provider))
             && host(*provider, &now.loaded, None).is_ok()
     };
     preferred(candidates(now.settings()), served).iter().any(may)
 }
 
-/// Why none of the candidates serves.
-pub(super) fn none_left(settings: &Settings, refusals: &[String]) -> String {
-    // Two may refuse a model, or what the settings ask of it, in the same words.
-    let mut reasons = refusals.to_vec();
-    reasons.dedup();
-    let reasons = reasons.join("; ");
+/// Why none of the candidates serves, each of which is refused for one of these `reasons`.
+pub(super) fn none_left(settings: &Settings, reasons: String) -> String {
     // `auto` ends with the CPU, and heeds no fallback.
     let named = !matches!(settings.execution_provider, Provider::Auto | Provider::Cpu);
     match named && settings.fallback.is_empty() {
@@ -337,13 +338,6 @@ mod tests {
             let refused = host(provider, &loaded, None).unwrap_err();
             assert!(refused.starts_with(&format!("{name} needs ")), "{refused}");
         }
-    }
-
-    #[test]
-    fn two_that_refuse_a_model_in_the_same_words_are_told_once() {
-        let settings = Settings::load(&Sources::under("/nowhere")).unwrap().settings;
-        let refusals = ["no", "no", "never"].map(str::to_owned);
-        assert_eq!(none_left(&settings, &refusals), "no; never");
     }
 
     #[test]

@@ -81,9 +81,9 @@ impl Service {
     /// Goes through the providers once more, as the one that serves has failed, and moves to the first that
     /// works.
     pub(super) async fn reconsider(&self) {
-        let now = self.now();
-        if let Some(failed) = now.served().filter(|served| served.engine.is_failing()) {
-            self.look_for_another(failed).await;
+        let failed = self.now().served().filter(|served| served.engine.is_failing()).cloned();
+        if let Some(failed) = failed {
+            self.look_for_another(&failed).await;
             return;
         }
         // A call may have been first, or have begun to load another and left.
@@ -99,18 +99,18 @@ impl Service {
     /// waited for, or found. Where a change was faster, what was loaded is for the calls that waited for it alone,
     /// and returned.
     pub(super) async fn look_for_another(&self, failed: &Arc<Served>) -> Option<Looked> {
-        let now = self.staying().ok()?;
-        // As in `improve`, no change waits for that, and what has changed meanwhile stays so.
-        let end = now.fleet.get_instead_of(failed).await;
+        // As in `improve`, no change waits for that, what has changed meanwhile stays so, and what it lets go of ends.
+        let load = self.staying().ok()?.fleet.get_instead_of(failed);
+        let end = load.await;
         let _change = self.0.change.lock().await;
         let now = self.staying().ok()?;
         if !now.served().is_some_and(|it| Arc::ptr_eq(it, failed)) {
             return Some(end);
         }
         match end {
-            Ok(served) if failed.engine.is_failing() => self.moved(Some(served), |_| {}),
             // Its own workers are there again.
-            Ok(_) => now.fleet.keep(failed),
+            _ if !failed.engine.is_failing() => now.fleet.keep(failed),
+            Ok(served) => self.moved(Some(served), |_| {}),
             Err(error) => {
                 now.fleet.keep(failed);
                 // It is looked for every few seconds for as long as none works, which may be days.
@@ -136,37 +136,57 @@ impl Service {
     pub(super) async fn improve(&self) -> bool {
         let Ok(now) = self.staying() else { return false };
         leave_kept(&now);
+        let may_do_better = |served: &Arc<Served>| provider::may_do_better(served, &now, false);
+        let fallbacks = now.fleet.served().into_iter().filter(may_do_better);
+        let fallbacks: Vec<Weak<Served>> = fallbacks.map(|it| Arc::downgrade(&it)).collect();
+        let fleet = Arc::downgrade(&now.fleet);
+        // Nothing is held meanwhile: what a change lets go of ends.
+        drop(now);
         let mut is_passed_over = false;
-        let may_do_better = |served: &Arc<Served>| provider::may_do_better(served, &now);
-        let is_in_force =
-            |served: &Arc<Served>| self.now().served().is_some_and(|it| Arc::ptr_eq(it, served));
-        for fallback in now.fleet.served().into_iter().filter(may_do_better) {
-            // What a change has let go of is nobody's.
-            if !Arc::ptr_eq(&self.now().fleet, &now.fleet) {
+        for fallback in fallbacks {
+            // What a change loads that is under way wants the same devices.
+            drop(self.0.change.lock().await);
+            let stays = |now: Arc<Now>| fleet.ptr_eq(&Arc::downgrade(&now.fleet));
+            if !self.staying().is_ok_and(stays) {
                 break;
             }
-            // Nobody needs a better one than an unloaded one, and looking would load it.
-            if fallback.engine.presence() != Presence::Loaded {
-                is_passed_over |= is_in_force(&fallback);
-                continue;
-            }
-            match now.fleet.get_better(&fallback).await {
-                // It was unloaded meanwhile, and a better one would take what was given back.
-                Ok(_) if matches!(fallback.engine.presence(), Presence::Unloaded(_)) => {
-                    is_passed_over |= is_in_force(&fallback);
-                }
-                Ok(better) => self.take(better, &fallback).await,
-                // It is looked for every few minutes until somebody reloads.
-                Err(error)
-                    if matches!(*error, Error::Replaced { .. })
-                        && !fallback.replaced_is_told.swap(true, Ordering::Relaxed) =>
-                {
-                    warn!(model = fallback.model, "no better provider is taken: {error}");
-                }
-                Err(error) => debug!(%error, model = fallback.model, "no better provider works"),
-            }
+            is_passed_over |= self.look_for_better(&fallback).await;
         }
         is_passed_over
+    }
+
+    /// Moves `fallback` to the first provider that is better and works. Tells whether it is in force and was passed
+    /// over.
+    async fn look_for_better(&self, fallback: &Weak<Served>) -> bool {
+        let now = self.now();
+        let is_in_force =
+            |served: &Arc<Served>| self.now().served().is_some_and(|it| Arc::ptr_eq(it, served));
+        // What a change has let go of is nobody's.
+        let Some(served) = fallback.upgrade().filter(|it| now.fleet.has(it)) else { return false };
+        // Nobody needs a better one than an unloaded one, and looking would load it.
+        if served.engine.presence() != Presence::Loaded {
+            return is_in_force(&served);
+        }
+        let load = now.fleet.get_better(&served);
+        drop((now, served));
+        let end = load.await;
+        let Some(served) = fallback.upgrade() else { return false };
+        match end {
+            // It was unloaded meanwhile, and a better one would take what was given back.
+            Ok(_) if matches!(served.engine.presence(), Presence::Unloaded(_)) => {
+                return is_in_force(&served);
+            }
+            Ok(better) => self.take(better, &served).await,
+            // It is looked for every few minutes until somebody reloads.
+            Err(error)
+                if matches!(*error, Error::Replaced { .. })
+                    && !served.replaced_is_told.swap(true, Ordering::Relaxed) =>
+            {
+                warn!(model = served.model, "no better provider is taken: {error}");
+            }
+            Err(error) => debug!(%error, model = served.model, "no better provider works"),
+        }
+        false
     }
 
     /// Has `better` serve in the place of `fallback`, if that serves still.

@@ -14,8 +14,9 @@ use op_dbus_models::{Level, Model, Store};
 use tracing::warn;
 
 use super::costs::{self, Place};
+use super::load::{Reasons, late};
 use super::{Error, shown};
-use crate::settings::Provider;
+use crate::settings::{Loaded, Provider};
 
 /// Which model is meant.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -68,6 +69,10 @@ pub struct Served {
     pub fallback_reason: String,
     /// Set once that was told.
     pub(super) fallback_is_told: AtomicBool,
+    /// Why others that come before its provider, or were tried before it, are not taken.
+    pub(super) reasons: Reasons,
+    /// The settings that it was loaded under.
+    pub(super) loaded: Arc<Loaded>,
     /// Why the CPU beside its provider stands in for that, as it was told; none once the provider is back.
     pub(super) stand_in_told: Mutex<Option<String>>,
     /// Set once the journal was told that the store has another model under its name, which keeps it from a better
@@ -240,7 +245,8 @@ impl Served {
             wait,
             sink: sink.map(|make| make()),
         };
-        Ok(self.engine.embed(call).await?)
+        let reply = self.engine.embed(call).await;
+        Ok(reply.map_err(|error| late(error, &self.loaded))?)
     }
 
     /// How many of `texts`, from the first on, one of so many requests with these options may have.

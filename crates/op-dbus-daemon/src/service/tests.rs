@@ -361,9 +361,9 @@ fn providers_are_chosen_and_reasons_told() {
     assert!(host(Provider::Cpu, &with("cpu", "cpu"), None).is_ok());
     let own = host(Provider::Cpu, &with("cpu", "cpu"), Some("own")).map(|_| ()).unwrap_err();
     assert!(own.contains("OP_DBUS_CPU_ENGINE=ort"), "{own}");
-    let strict = none_left(&with("cuda", "none").settings, &["cuda is not there".to_owned()]);
+    let strict = none_left(&with("cuda", "none").settings, "cuda is not there".to_owned());
     assert!(strict.contains("fallback is none"), "{strict}");
-    let all = none_left(&with("auto", "none").settings, &["cpu does not work".to_owned()]);
+    let all = none_left(&with("auto", "none").settings, "cpu does not work".to_owned());
     assert_eq!(all, "cpu does not work");
 }
 

@@ -319,11 +319,15 @@ pub(super) fn show(raw: &Value) -> String {
 }
 
 /// A list of URLs without users, passwords and queries. Whatever signs these have: of each URL all goes up to
-/// its last `@`, and what follows a `?`.
+/// its last `@`, and what follows a `?`. The path of a socket, behind `unix:`, has neither.
 fn without_secrets(text: &str) -> String {
+    let is_path =
+        |user: &str| user.starts_with("unix:") && user.contains('/') && !user.contains(',');
     let urls = text.split("://").enumerate().map(|(at, url)| {
         let url = match url.rsplit_once('@') {
-            Some((user, host)) if at > 0 || user.contains(':') => format!("…@{host}"),
+            Some((user, host)) if at > 0 || (user.contains(':') && !is_path(user)) => {
+                format!("…@{host}")
+            }
             _ => url.to_owned(),
         };
         match (url.split_once('?'), url.rsplit_once(',')) {

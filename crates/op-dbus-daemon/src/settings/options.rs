@@ -240,7 +240,7 @@ fn no_setting(key: &str) -> Option<&'static str> {
              write to"
         }
         Reserved::OneShape => {
-            "a recorded graph is of one shape of batch, and nearly every batch has a shape of its own"
+            "what it makes is for one shape of batch, and nearly every batch has a shape of its own"
         }
         Reserved::Address => "it is the address of something in the memory of a program",
     };

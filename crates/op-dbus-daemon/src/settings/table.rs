@@ -120,9 +120,9 @@ pub const ROWS: &[Row] = &[
         key: "gpu_memory_limit",
         kind: Kind::Bytes { min: 1 << 20, word: Some("none") },
         default: "none",
-        doc: "How much memory of a device each worker may take for its batches. Providers that have \
-              such an option, `cuda` and `migraphx`, take it from here unless their tables say \
-              otherwise; with others it has no effect, and the log says so.",
+        doc: "How much memory of a device each worker may take for the model's weights and its batches. \
+              Providers that have such an option, `cuda` and `migraphx`, take it from here unless their \
+              tables say otherwise; with others it has no effect, and the log says so.",
         ..Row::of(Group::Provider)
     },
     Row {

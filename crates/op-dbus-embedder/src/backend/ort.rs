@@ -8,7 +8,7 @@ use op_dbus_graph::{
     DenseFiles, Dialect, Family, ModelFiles, Precision as Computed, Recipe, Target,
 };
 use op_dbus_models::Model;
-use op_dbus_ort::{Accelerator, Graph, Options, OrtBackend};
+use op_dbus_ort::{Accelerator, Graph, Options, OrtBackend, is_on};
 
 use super::{Precision, Spec, failure, model};
 
@@ -148,10 +148,10 @@ fn session(
 
 /// The operators that a provider has kernels for, in the forms that are written. What is recorded has shapes that
 /// are few, with their padding.
-fn dialect(spec: &Spec) -> Dialect {
-    let records =
-        spec.provider_options.iter().any(|(key, value)| key == "enable_cuda_graph" && value == "1");
-    match spec.provider.as_str() {
+fn dialect(provider: &str, options: &[(String, String)], io_binding: Option<bool>) -> Dialect {
+    // Without the buffers that a recording points to nothing is recorded.
+    let records = io_binding != Some(false) && is_on(options, "enable_cuda_graph");
+    match provider {
         super::CPU => Dialect::OnnxRuntime,
         "cuda" if records => Dialect::OnnxRuntime,
         "cuda" => Dialect::Packed,
@@ -169,7 +169,10 @@ fn compiled(
         pooling: model::pooling(model),
         normalize: model.normalize,
         max_input_tokens: model.max_input_tokens,
-        target: Target { precision, dialect: dialect(spec) },
+        target: Target {
+            precision,
+            dialect: dialect(&spec.provider, &spec.provider_options, spec.io_binding),
+        },
     };
     let (weights, config) = (model.weights(), model.config());
     let key = CacheKey {
@@ -228,6 +231,17 @@ fn own(model: &Model) -> Result<Graph, BackendError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn nvidias_batches_have_padding_where_they_are_recorded() {
+        let of = |io_binding, word: &str| {
+            dialect("cuda", &[("enable_cuda_graph".to_owned(), word.to_owned())], io_binding)
+        };
+        assert_eq!(of(None, "1"), Dialect::OnnxRuntime);
+        assert_eq!(of(Some(true), "True"), Dialect::OnnxRuntime);
+        assert_eq!(of(None, "0"), Dialect::Packed);
+        assert_eq!(of(Some(false), "1"), Dialect::Packed);
+    }
 
     #[test]
     fn only_what_needs_another_precision_is_compiled_again() {

@@ -254,6 +254,8 @@ mod tests {
             ("ggml", "weights", "since `precision` says"),
             ("cuda", "user_compute_stream", "since it is the address"),
             ("tensorrt", "trt_onnx_bytestream", "since it is the address"),
+            ("tensorrt", "trt_cuda_graph_enable", "since nearly every batch"),
+            ("openvino", "disable_dynamic_shapes", "since nearly every batch"),
             ("cuda", "a\0", "\"a\\0\" has the character U+0000"),
         ] {
             let message = told(provider, key, "1");

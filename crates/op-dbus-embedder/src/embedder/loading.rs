@@ -186,6 +186,7 @@ fn refused(provider: &str, error: BackendError) -> Error {
                 | LoadErrorKind::ModelCorrupt
                 | LoadErrorKind::ProviderUnavailable
                 | LoadErrorKind::Unfit
+                | LoadErrorKind::OutOfMemory
                 | LoadErrorKind::Untrusted,
             ..
         } => error.into(),

@@ -75,6 +75,8 @@ pub(super) struct Share {
     pub calls: usize,
     pub interactive: usize,
     pub bulk: usize,
+    /// What is computed, of both classes, and waits for the rest of its call.
+    pub computed: usize,
 }
 
 impl Share {
@@ -141,7 +143,9 @@ mod tests {
     const TIME: Time = Time { left: Duration::from_secs(10), tokens_per_s: 100.0 };
 
     fn refused(tokens: usize, class: Priority, in_flight: &[(u32, usize, usize)]) -> bool {
-        let share = |(uid, interactive, bulk)| (uid, Share { calls: 1, interactive, bulk });
+        let share = |(uid, interactive, bulk)| {
+            (uid, Share { calls: 1, interactive, bulk, ..Share::default() })
+        };
         let by_uid = in_flight.iter().copied().map(share).collect();
         let claim = Claim { time: Some(TIME), ..Claim::new(1, tokens, class) };
         let error = claim.check_time(&by_uid, Made::default()).err();
@@ -172,7 +176,8 @@ mod tests {
         assert_eq!(made.expected(100), 100);
         made.note(100, 25);
         assert_eq!(made.expected(100), 25);
-        let by_uid = HashMap::from([(1, Share { calls: 1, interactive: 700, bulk: 0 })]);
+        let share = Share { calls: 1, interactive: 700, ..Share::default() };
+        let by_uid = HashMap::from([(1, share)]);
         let claim =
             |tokens| Claim { time: Some(TIME), ..Claim::new(1, tokens, Priority::Interactive) };
         assert!(claim(200).check_time(&by_uid, made).is_ok());
@@ -184,7 +189,8 @@ mod tests {
 
     #[test]
     fn who_is_refused_is_told_when_to_come_back() {
-        let by_uid = HashMap::from([(1, Share { calls: 1, interactive: 900, bulk: 0 })]);
+        let share = Share { calls: 1, interactive: 900, ..Share::default() };
+        let by_uid = HashMap::from([(1, share)]);
         let claim = Claim { time: Some(TIME), ..Claim::new(1, 50, Priority::Interactive) };
         assert_eq!(
             claim.check_time(&by_uid, Made::default()).unwrap_err().to_string(),

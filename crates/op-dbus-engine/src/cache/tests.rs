@@ -105,6 +105,36 @@ fn what_is_larger_than_the_room_is_not_kept_and_drives_nothing_out() {
     assert_eq!(off.kept(), Kept::default());
 }
 
+/// Whichever engine they are of: each has its own shelf.
+#[test]
+fn of_several_engines_goes_what_was_asked_for_the_longest_ago() {
+    let cache = Cache::new(3 * ONE);
+    let [first, second] =
+        [7, 8].map(|engine| cache.keys(engine, &["a".to_owned()], Truncate::End, OUTPUT)[0]);
+    put(&cache, 1, first, &[0.0; 4], "test:0");
+    put(&cache, 1, second, &[0.0; 4], "test:0");
+    keep(&cache, 1, "b");
+    assert!(cache.find(1, &[first])[0].is_some());
+    keep(&cache, 1, "c");
+    let is_there = |key| cache.find(1, &[key])[0].is_some();
+    assert!(is_there(first) && !is_there(second) && has(&cache, 1, "b") && has(&cache, 1, "c"));
+}
+
+/// Else a call that is answered from there waits for all that goes.
+#[test]
+fn calls_have_their_turn_while_it_is_made_smaller() {
+    let cache = Cache::new(u64::MAX);
+    let at_once = u64::from(LET_GO_AT_ONCE);
+    for n in 0..=2 * at_once {
+        keep(&cache, 1, &n.to_string());
+    }
+    let fits = cache.lock().shrink(0);
+    assert_eq!((fits, cache.kept().vectors), (false, at_once + 1));
+    cache.resize(ONE);
+    assert_eq!(cache.kept(), Kept { vectors: 1, bytes: ONE });
+    assert!(has(&cache, 1, &(2 * at_once).to_string()), "the last that was kept");
+}
+
 #[test]
 fn it_is_emptied_and_resized_and_an_engine_is_forgotten() {
     let cache = Cache::new(10 * ONE);
@@ -132,7 +162,7 @@ fn nothing_is_kept_beside_being_turned_off() {
         let cache = Cache::new(u64::MAX);
         let key = key(&cache, "a");
         let begin = std::sync::Barrier::new(2);
-        std::thread::scope(|scope| {
+        thread::scope(|scope| {
             scope.spawn(|| {
                 begin.wait();
                 put(&cache, 1, key, &vector, "test:0");
@@ -165,19 +195,25 @@ proptest! {
     ) {
         let cache = Cache::new(room);
         for (uid, text, length) in steps {
-            let key = key(&cache, &text.to_string());
+            let (engine, texts) = (u64::from(text % 3), [text.to_string()]);
+            let key = cache.keys(engine, &texts, Truncate::End, OUTPUT)[0];
             match length {
                 0 => _ = cache.find(uid, &[key]),
-                1 => _ = cache.forget(u64::from(text)),
+                1 => _ = cache.forget(engine),
                 _ => put(&cache, uid, key, &vec![0.0; length], "test:0"),
             }
             let state = cache.lock();
-            let entries = state.users.values().flat_map(|shelf| shelf.entries.iter());
-            let sizes: Vec<u64> = entries.map(|(_, entry)| bytes(&entry.vector)).collect();
+            let users = || state.users.values();
+            let shelves = || users().flat_map(|user| user.shelves.values());
+            let entries = shelves().flat_map(|shelf| shelf.entries.iter());
+            let sizes: Vec<u64> = entries.map(|(_, slot)| bytes(&slot.entry.vector)).collect();
             prop_assert_eq!(state.kept.vectors, sizes.len() as u64);
             prop_assert_eq!(state.kept.bytes, sizes.iter().sum::<u64>());
+            prop_assert_eq!(state.kept.bytes, shelves().map(|shelf| shelf.bytes).sum::<u64>());
+            prop_assert_eq!(state.kept.bytes, users().map(|user| user.bytes).sum::<u64>());
             prop_assert!(state.kept.bytes <= room);
-            prop_assert!(state.users.values().all(|shelf| !shelf.entries.is_empty()));
+            prop_assert!(users().all(|user| !user.shelves.is_empty()));
+            prop_assert!(shelves().all(|shelf| !shelf.entries.is_empty()));
         }
     }
 }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::{Pool, Roster, Worker};
+use crate::backend::DEVICES_MAX;
 use crate::routing::{BatchCost, Cost};
 
 /// Rate that is assumed until the first batch has been measured.
@@ -42,7 +43,10 @@ impl Pool {
     fn lane(&mut self, device: &str) -> usize {
         let lane = self.known.iter().position(|known| known.device == device);
         lane.unwrap_or_else(|| {
-            self.known.push(Known::nothing(device));
+            // Those of workers that move to ever new ones count as the last.
+            if self.known.len() < DEVICES_MAX {
+                self.known.push(Known::nothing(device));
+            }
             self.known.len() - 1
         })
     }
@@ -103,14 +107,20 @@ impl Roster {
         }
     }
 
-    /// Whether batches have been left to others for `us` where a worker computes: what is not computed there
-    /// tells nothing of it, and what it once took may have been a bad moment.
-    pub fn has_left_for(&self, worker: usize, us: u64, now_us: u64) -> bool {
+    /// Whether a worker is to be measured, and is from now on until it has done what it was asked for: batches have
+    /// been left to others for `us` where it computes. What is not computed there tells nothing of it, and what it once
+    /// took may have been a bad moment. One at a time is: two would have each other wait, and callers both.
+    pub fn is_to_measure(&mut self, worker: usize, us: u64, now_us: u64) -> bool {
+        let has_left = |own: &Worker| {
+            let left_us = self.pools.get(own.pool)?.known.get(own.lane)?.left_us?;
+            Some(now_us.saturating_sub(left_us) >= us)
+        };
+        let is_other = |(index, other): (usize, &Worker)| index != worker && other.measures;
+        let due = self.workers.get(worker).and_then(has_left).unwrap_or_default()
+            && !self.workers.iter().enumerate().any(is_other);
         // A measurement would take the memory from whoever has it.
-        let worker = self.workers.get(worker).filter(|own| !own.status.is_short_of_memory);
-        let known = worker.and_then(|worker| self.pools.get(worker.pool)?.known.get(worker.lane));
-        let left_us = known.and_then(|known| known.left_us);
-        left_us.is_some_and(|left| now_us.saturating_sub(left) >= us)
+        let own = self.workers.get_mut(worker).filter(|own| due && !own.status.is_short_of_memory);
+        own.map(|own| own.measures = true).is_some()
     }
 
     /// Whether it is known what the batches of a pool cost on `device` itself.

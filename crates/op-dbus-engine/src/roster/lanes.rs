@@ -43,7 +43,7 @@ impl Roster {
         }
         let own = self.workers.get(worker)?;
         let others = self.ordinary().filter(|other| {
-            other.is_there() && !other.is_beside(own) && self.has_room(other, waiting_tokens)
+            other.stays() && !other.is_beside(own) && self.has_room(other, waiting_tokens)
         });
         let others = others.filter_map(|other| self.candidate(other));
         routing::leave(&self.candidate(own)?, others, waiting_tokens, now_us)
@@ -67,7 +67,7 @@ impl Roster {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Loaded;
+    use super::super::{Loaded, Order};
     use super::*;
     use crate::backend::{Backend, BackendError, Description};
     use crate::batch::Batch;
@@ -168,14 +168,27 @@ mod tests {
     fn what_is_measured_is_of_a_device_alone() {
         let mut roster = unlike();
         roster.left(0, 7);
-        assert!(roster.has_left_for(0, 3, 10) && !roster.has_left_for(1, 0, 10));
+        assert!(roster.is_to_measure(0, 3, 10) && !roster.is_to_measure(1, 0, 10));
         roster.measured(0, "gpu:0", &[BatchCost { tokens: FULL, us: 10 }]);
-        assert!(!roster.has_left_for(0, 3, 10));
+        assert!(!roster.is_to_measure(0, 3, 10));
         assert!(roster.leaves(1, FULL, 0).is_some());
         // Nothing of others is taken for what was not measured.
         let small = BatchCost { tokens: 16, us: 320 };
         roster.measured(0, "gpu:2", &[small]);
         assert_eq!(roster.known_costs()[0]["gpu:2"], [small]);
+    }
+
+    /// Callers would wait for both, and each of them for the other.
+    #[test]
+    fn one_worker_is_measured_at_a_time() {
+        let mut roster = unlike();
+        (0..2).for_each(|worker| roster.left(worker, 0));
+        let due = |roster: &mut Roster| [0, 1, 0].map(|worker| roster.is_to_measure(worker, 3, 10));
+        assert_eq!(due(&mut roster), [true, false, true]);
+        roster.measured(0, "gpu:0", &[]);
+        assert_eq!(due(&mut roster), [false, false, false]);
+        roster.obeyed(0, Order::Check, Default::default());
+        assert_eq!(due(&mut roster), [false, true, false]);
     }
 
     /// Else what was guessed would be kept for the next start, or a slow device have the next batch.
@@ -184,10 +197,10 @@ mod tests {
         let mut slow = unlike();
         slow.left(0, 0);
         slow.measured(0, "gpu:0", &[]);
-        assert!(!slow.has_left_for(0, 0, 0));
+        assert!(!slow.is_to_measure(0, 0, 0));
         assert!(slow.leaves(0, FULL, 0).is_some());
         slow.left(0, 1);
-        assert!(slow.has_left_for(0, 0, 1));
+        assert!(slow.is_to_measure(0, 0, 1));
         let mut guessed = roster(&[("gpu:0", Some(QUICK_US)), ("gpu:1", None)]);
         let is_guessed = |roster: &Roster| {
             assert!(roster.is_quick(1, FULL, QUICK_US), "as the other is");

@@ -107,6 +107,19 @@ mod tests {
         assert!(roster.leaves(0, waiting, 60_000_000).is_some());
     }
 
+    /// The end of its process takes a while.
+    #[test]
+    fn nothing_is_left_to_a_worker_that_lets_its_backend_go() {
+        let mut roster = roster();
+        let leaves = |roster: &Roster| (roster.leaves(0, 100, 0), roster.leaves_failed(0, 0, 0));
+        let (what_waits, what_failed) = leaves(&roster);
+        assert!(what_waits.is_some() && what_failed.is_some());
+        roster.leaves_backend(1);
+        assert_eq!(leaves(&roster), (None, None));
+        roster.unloaded(1);
+        assert_eq!(leaves(&roster), (None, None));
+    }
+
     #[test]
     fn a_worker_has_what_it_had_left_when_it_was_last_asked() {
         let mut roster = roster();

@@ -70,7 +70,7 @@ impl Roster {
         if self.has_room(self.workers.get(worker)?, waiting_tokens) {
             return None;
         }
-        let others = self.ordinary().filter(|other| other.is_there());
+        let others = self.ordinary().filter(|other| other.stays());
         waited_for(others.filter(|other| self.has_room(other, waiting_tokens)), now_us)
     }
 
@@ -184,7 +184,7 @@ mod tests {
         roster.left(0, 0);
         for (free, is_measured) in [(None, true), (Some(0), false), (None, true)] {
             roster.set_free("gpu:0", free);
-            assert_eq!(roster.has_left_for(0, 1, 1), is_measured, "{free:?}");
+            assert_eq!(roster.is_to_measure(0, 1, 1), is_measured, "{free:?}");
         }
     }
 
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn where_no_device_has_room_or_the_other_hangs_nobody_waits_for_ever() {
+    fn where_no_device_has_room_or_the_other_hangs_or_is_let_go_nobody_waits_for_ever() {
         let mut roster = roster(moved(100_000));
         roster.set_free("gpu:0", Some(0));
         roster.runs(1, Running { class: Priority::Bulk, tokens: TOKENS, started_us: 1_000 });
@@ -238,6 +238,10 @@ mod tests {
         assert_eq!(wait(&roster, 1_000), Some(Duration::from_micros(BUSY_US_MAX)));
         assert_eq!(wait(&roster, 1_000 + BUSY_US_MAX), None);
         roster.set_free("gpu:1", Some(0));
+        assert_eq!(wait(&roster, 1_000), None);
+        roster.set_free("gpu:1", None);
+        assert!(wait(&roster, 1_000).is_some());
+        roster.leaves_backend(1);
         assert_eq!(wait(&roster, 1_000), None);
     }
 

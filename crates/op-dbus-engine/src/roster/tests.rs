@@ -1,6 +1,7 @@
 //! Whose batches, and whose times, count for a pool, and who stands in for whom.
 
 use super::*;
+use crate::backend::DEVICES_MAX;
 use crate::sim::SimBackend;
 
 /// Of two workers, and a third in reserve, whose batches have 1,000 tokens at most.
@@ -23,6 +24,18 @@ fn model() -> ModelShape {
 fn loaded(batch_tokens: usize) -> Loaded {
     let description = Description { batch_tokens, ..SimBackend::new(4).description().clone() };
     Loaded { description, memory: MemoryUse::default() }
+}
+
+/// As many processes may tell of, one after another.
+#[test]
+fn ever_new_devices_of_a_worker_take_no_more_room() {
+    let mut roster = roster();
+    for number in 0..5_000 {
+        roster.moved(0, &format!("gpu:{number}"));
+        roster.learn(0, 1_000, 1_000);
+    }
+    assert_eq!(roster.pools[0].known.len(), DEVICES_MAX);
+    assert_eq!(roster.workers[0].lane, DEVICES_MAX - 1);
 }
 
 /// A worker that can't be had again.

@@ -164,6 +164,12 @@ impl Scheduler {
         self.call_all();
     }
 
+    /// Has the workers make sure that they compute, before their next batch.
+    pub fn check(&self) {
+        self.roster(|roster| roster.order(Order::Check));
+        self.call_all();
+    }
+
     /// Has the workers give back memory that they can do without, and tells how much that was.
     pub async fn trim(&self) -> Footprint {
         let before = self.roster(|roster| {

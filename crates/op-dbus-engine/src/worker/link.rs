@@ -1,5 +1,6 @@
 //! The engine's end of a worker: what is asked, and everything that is checked in the answers.
 
+use std::collections::BTreeSet;
 use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -12,15 +13,17 @@ use super::protocol::{
 };
 use super::region::{Region, SLOTS};
 use super::{RegionShape, Timeouts};
-use crate::backend::{BackendError, Description, Footprint, LoadErrorKind, Meanwhile, with_causes};
+use crate::backend::{
+    BackendError, DEVICES_MAX, Description, Footprint, LoadErrorKind, Meanwhile, with_causes,
+};
 use crate::batch::Batch;
 use crate::usage::MemoryUse;
 
 /// No process has more, whatever it says. They are added up.
 const PROCESS_BYTES_MAX: u64 = 1 << 48;
 
-/// No machine has more. There may be a worker for each.
-const DEVICES_MAX: usize = 1024;
+/// Bytes of the name of a provider, a device or a precision. They are kept, and told in replies.
+const NAME_BYTES_MAX: usize = 256;
 
 /// A worker that has not said yet that it is loaded, or has.
 #[derive(Debug)]
@@ -33,6 +36,8 @@ pub(super) struct Link {
     number: u64,
     /// The batch that was begun while another one was computed.
     begun: Option<Begun>,
+    /// The devices that the worker has moved to.
+    devices: BTreeSet<String>,
     /// Whether the worker had ended before it read what it was asked last.
     pub has_read_nothing: bool,
 }
@@ -63,6 +68,7 @@ impl Link {
             run_timeout,
             number: 0,
             begun: None,
+            devices: BTreeSet::new(),
             has_read_nothing: false,
         })
     }
@@ -86,6 +92,13 @@ impl Link {
                 Err(other(format!(
                     "the worker tells of {} devices, and no machine has more than {DEVICES_MAX}",
                     description.devices
+                )))
+            }
+            Ok(Answer::Ready { description }) if longest_name(&description) > NAME_BYTES_MAX => {
+                Err(other(format!(
+                    "the worker tells a name of {} bytes of its provider, its device or its precision, and none \
+                     has more than {NAME_BYTES_MAX}",
+                    longest_name(&description)
                 )))
             }
             Ok(Answer::Ready { description }) => {
@@ -183,9 +196,31 @@ impl Link {
     fn done(&mut self, begun: &Begun) -> Result<(Option<String>, MemoryUse), BackendError> {
         match self.answer()? {
             Answer::Done { number, device, memory } if number == begun.number => {
+                if let Some(device) = &device {
+                    self.moves_to(device)?;
+                }
                 Ok((device, memory))
             }
             other => Err(unexpected(other, begun.number)),
+        }
+    }
+
+    /// Takes note of a device: what is known of each is kept, so that a worker may not tell of ever new ones.
+    fn moves_to(&mut self, device: &str) -> Result<(), BackendError> {
+        let bytes = device.len();
+        if bytes > NAME_BYTES_MAX {
+            return Err(BackendError::Lost(format!(
+                "it tells a name of {bytes} bytes of its device, and none has more than {NAME_BYTES_MAX}"
+            )));
+        }
+        if !self.devices.contains(device) {
+            self.devices.insert(device.to_owned());
+        }
+        match self.devices.len() {
+            0..=DEVICES_MAX => Ok(()),
+            count => Err(BackendError::Lost(format!(
+                "it has computed on {count} devices, and no machine has more than {DEVICES_MAX}"
+            ))),
         }
     }
 
@@ -214,6 +249,11 @@ impl Link {
             self.shape.tokens_max
         ))
     }
+}
+
+/// Bytes of the longest of the names that are kept and told.
+fn longest_name(Description { provider, device, precision, .. }: &Description) -> usize {
+    provider.len().max(device.len()).max(precision.len())
 }
 
 /// What an answer means that is not the one that was hoped for.

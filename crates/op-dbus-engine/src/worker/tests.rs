@@ -11,7 +11,7 @@ use super::link::Link;
 use super::protocol::{Answer, Request, receive_message, send_message};
 use super::serve::serve_on;
 use super::{RegionShape, Timeouts};
-use crate::backend::{Backend, BackendError, Begin, Description, LoadErrorKind};
+use crate::backend::{Backend, BackendError, Begin, DEVICES_MAX, Description, LoadErrorKind};
 use crate::batch::Batch;
 use crate::sim::{Faults, Faulty, SimBackend};
 use crate::usage::{BufferUse, MemoryUse};
@@ -198,6 +198,43 @@ fn what_d_bus_cannot_carry_is_a_lost_worker() {
     lost_because(&error, "U+0000");
 }
 
+fn done_on(number: u64, device: &str) -> Answer {
+    Answer::Done { number, device: Some(device.to_owned()), memory: MemoryUse::default() }
+}
+
+#[test]
+fn a_device_with_a_long_name_is_a_lost_worker() {
+    let answer = |socket: &OwnedFd| {
+        send_message(socket, &done_on(1, &"x".repeat(4096))).unwrap();
+    };
+    lost_because(&run_with(PATIENT, answer), "a name of 4096 bytes");
+}
+
+/// Of each the engine keeps what it costs.
+#[test]
+fn a_worker_that_moves_to_ever_new_devices_is_lost() {
+    let devices = (1..=DEVICES_MAX).chain([1, DEVICES_MAX + 1]);
+    let told = devices.clone();
+    let (link, worker) = link(PATIENT, |socket| {
+        until_asked(&socket);
+        for (device, number) in told.zip(1..) {
+            send_message(&socket, &done_on(number, &format!("gpu:{device}"))).unwrap();
+            // None comes after the last.
+            let _: Result<Request, _> = receive_message(&socket, None);
+        }
+    });
+    let mut link = link.unwrap().0;
+    for device in devices {
+        let ran = run(&mut link, &BATCH, &mut [0.0; 8]);
+        match device > DEVICES_MAX {
+            true => lost_because(&ran.unwrap_err(), "1025 devices"),
+            false => ran.unwrap(),
+        }
+    }
+    drop(link);
+    worker.join().unwrap();
+}
+
 #[test]
 fn an_oversized_message_is_a_lost_worker() {
     let error = run_with(PATIENT, |socket| send_raw(socket, &vec![b' '; 100_000]));
@@ -312,6 +349,12 @@ fn a_worker_that_does_not_load_says_why_or_is_told_so() {
         send_message(socket, &Answer::Ready { description }).unwrap();
     };
     nonsense(many, "1025 devices");
+    let long = |socket: &OwnedFd| {
+        let precision = "f".repeat(300);
+        let description = Description { precision, ..sim().unwrap().description().clone() };
+        send_message(socket, &Answer::Ready { description }).unwrap();
+    };
+    nonsense(long, "a name of 300 bytes");
 }
 
 #[test]

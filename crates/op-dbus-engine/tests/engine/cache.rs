@@ -1,5 +1,6 @@
 //! Vectors that are kept: the same bits, in the right places, computed once, and nobody else's.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -9,6 +10,7 @@ use op_dbus_engine::{
     Pool, RowSink, Tokenizer, Truncate,
 };
 
+use crate::around::around;
 use crate::support::{INPUT_MAX, call, config, expected, model, pools, sim};
 
 const ROOM: u64 = 1 << 20;
@@ -171,6 +173,53 @@ async fn what_is_unloaded_or_off_keeps_nothing() {
         assert_eq!(engine.embed(call(1, &["one"])).await.unwrap().cached, 0);
     }
     assert_eq!(cache.kept().bytes, 0);
+}
+
+/// Since when it computes others nobody knows.
+#[tokio::test]
+async fn what_a_worker_made_is_forgotten_once_its_vectors_are_wrong() {
+    let healthy: BackendFactory = Box::new(|_| sim(Faults::default()));
+    let tokenizer = || Tokenizer::bytes(INPUT_MAX);
+    let known = op_dbus_engine::reference(&tokenizer(), &model(), &healthy, 0.9999).unwrap();
+    let strays = Arc::new(AtomicBool::new(false));
+    let is_straying = Arc::clone(&strays);
+    let factory: BackendFactory = Box::new(move |_| {
+        let strays = Arc::clone(&is_straying);
+        Ok(around(sim(Faults::default())?, move |sim, batch, out| {
+            sim.run(batch, out)?;
+            if strays.load(Ordering::Relaxed) {
+                out.reverse();
+            }
+            Ok(())
+        }))
+    });
+    let pool = Pool { reference: Some(known), ..Pool::new(factory) };
+    let cache = Arc::new(Cache::new(ROOM));
+    let config = EngineConfig { cache: cache.clone(), ..config(Limits::default()) };
+    let engine = Engine::start(tokenizer(), model(), vec![pool], config).unwrap();
+    strays.store(true, Ordering::Relaxed);
+    assert_ne!(engine.embed(call(1, &["a"])).await.unwrap().vectors, expected("a"));
+    assert_eq!(cache.kept().vectors, 1);
+    engine.wake();
+    let lost = async {
+        while engine.stats().worker_restarts == 0 {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), lost).await.unwrap();
+    assert_eq!(cache.kept().vectors, 0);
+    strays.store(false, Ordering::Relaxed);
+    // The first may hear of the last that could not be had.
+    let again = async {
+        loop {
+            if let Ok(reply) = engine.embed(call(1, &["a"])).await {
+                return reply;
+            }
+            tokio::task::yield_now().await;
+        }
+    };
+    let again = tokio::time::timeout(Duration::from_secs(60), again).await.unwrap();
+    assert_eq!((again.vectors, again.cached), (expected("a"), 0));
 }
 
 #[tokio::test]

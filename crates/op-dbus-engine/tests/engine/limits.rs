@@ -299,6 +299,33 @@ async fn what_is_not_done_by_its_deadline_is_refused_at_once_and_the_rest_is_don
 }
 
 #[tokio::test]
+async fn what_is_computed_of_a_long_call_lets_others_be_in_time() {
+    let batch = BatchLimits { tokens_max: 1024, ..BatchLimits::default() };
+    // A hundred tokens a second, as far as is known.
+    let gate = Gate::beginning(Limits::default(), batch, 10_000_000);
+    let text = "x".repeat(INPUT_MAX - 2);
+    // 32 tokens each: some 19 s.
+    let long = gate.begin(call(1, &[text.as_str(); 60]));
+    tokio::task::yield_now().await;
+    gate.next_batch();
+    let in_time = || {
+        let deadline = Some(Instant::now() + Duration::from_secs(18));
+        Call { deadline, ..call(1, &[&text]) }
+    };
+    let late = gate.engine.embed(in_time()).await;
+    assert!(matches!(late, Err(Error::Late { before: 1920, .. })), "{late:?}");
+    gate.go();
+    // What the first batch made is delivered before the next one is shown.
+    gate.next_batch();
+    let next = gate.begin(in_time());
+    tokio::task::yield_now().await;
+    assert_eq!(gate.engine.stats().in_flight_calls, 2);
+    (0..9).for_each(|_| gate.go());
+    next.await.unwrap().unwrap();
+    assert_eq!(long.await.unwrap().unwrap().tokens, 1920);
+}
+
+#[tokio::test]
 async fn a_call_that_is_over_holds_no_room_while_no_worker_comes_by() {
     let gate = Gate::new(Limits { quota_tokens: 40, ..Limits::default() });
     let running = gate.begin(call(1, &["run"]));

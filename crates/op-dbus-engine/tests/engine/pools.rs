@@ -1,5 +1,6 @@
 //! Workers of two kinds behind one queue.
 
+use std::cell::Cell;
 use std::hint::black_box;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier};
@@ -8,7 +9,7 @@ use std::time::Duration;
 use op_dbus_engine::sim::{Faults, Faulty, SimBackend};
 use op_dbus_engine::{
     Backend, BackendError, BackendFactory, Batch, BatchCost, BatchLimits, Buckets, Call,
-    Description, Engine, EngineConfig, Limits, Pool, Tokenizer, WorkerState,
+    Description, Engine, EngineConfig, Limits, Pool, Priority, Tokenizer, WorkerState,
 };
 
 use crate::around::around;
@@ -114,6 +115,42 @@ async fn a_pool_that_leaves_all_to_another_is_measured_anew() {
     assert_eq!(provider().await, "cpu");
     let comes_back = async { while provider().await != "device" {} };
     tokio::time::timeout(Duration::from_secs(60), comes_back).await.unwrap();
+}
+
+/// It computes what it is quick at, so that it is never idle for long.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_device_that_leaves_full_batches_alone_is_measured_anew() {
+    let of = |device: &str, times_us: [u64; 2], pool| {
+        let costs = [8, 512].into_iter().zip(times_us).map(|(tokens, us)| BatchCost { tokens, us });
+        Pool { costs: [(device.to_owned(), costs.collect())].into(), ..pool }
+    };
+    let device = of("device:0", [1, 10_000_000], pool("device", 0));
+    let cpu = of("cpu:0", [50_000; 2], pool("cpu", 1_000_000));
+    let idle_check = Duration::from_millis(50);
+    let config = EngineConfig { idle_check, ..config(Limits::default()) };
+    let engine =
+        Engine::start(Tokenizer::bytes(INPUT_MAX), model(), vec![device, cpu], config).unwrap();
+    let embed = async |text: String, texts, priority| {
+        let inputs = vec![text; texts].into();
+        let call = Call { inputs, priority: Some(priority), ..Call::default() };
+        engine.embed(call).await.unwrap().provider
+    };
+    let is_back = Cell::new(false);
+    let small = async {
+        while !is_back.get() {
+            embed("a".to_owned(), 1, Priority::Interactive).await;
+        }
+    };
+    // Two, so that one always waits.
+    let full = async || {
+        while !is_back.get() {
+            let text = "x".repeat(INPUT_MAX - 2);
+            let provider = embed(text, 512 / INPUT_MAX, Priority::Bulk).await;
+            is_back.set(is_back.get() || provider.contains("device"));
+        }
+    };
+    let all = async { tokio::join!(small, full(), full()) };
+    tokio::time::timeout(Duration::from_secs(60), all).await.unwrap();
 }
 
 /// A simulator that tells how large its batches are to be, and notes how large they were.

@@ -1,6 +1,6 @@
 //! Why workers were not started, for whoever can mend it.
 
-use op_dbus_engine::{BackendError, LoadErrorKind};
+use op_dbus_engine::{BackendError, Error as EngineError, LoadErrorKind};
 
 use crate::service::Error;
 use crate::settings::{CpuEngine, Loaded, Origin, Provider};
@@ -20,6 +20,9 @@ const AT_FAULT: [(&str, &str); 7] = [
 /// How it begins where a worker has not computed a batch in time, by which it has to prove itself.
 const LATE: &str = "it said nothing for";
 
+/// The same, as an engine tells it of a batch of a caller's.
+const LOST_LATE: &str = "the worker was lost: it said nothing for";
+
 /// The same error, with where the setting comes from that it is about; of one that nobody set nothing is said.
 pub(super) fn with_origin(mut error: BackendError, loaded: &Loaded) -> BackendError {
     let (message, key) = match &mut error {
@@ -35,6 +38,20 @@ pub(super) fn with_origin(mut error: BackendError, loaded: &Loaded) -> BackendEr
     match key.map(|key| (key, loaded.origin(key))) {
         None | Some((_, Origin::Default)) => (),
         Some((key, origin)) => message.push_str(&format!(" ({key} comes from: {origin})")),
+    }
+    error
+}
+
+/// The error of a call; where its workers were ended, as they took longer for its batch than they may, with the setting
+/// that says so.
+pub(in crate::service) fn late(mut error: EngineError, loaded: &Loaded) -> EngineError {
+    if let EngineError::WorkerFailed(failure) = &mut error
+        && failure.to_string().starts_with(LOST_LATE)
+        && let BackendError::Lost(why) | BackendError::Failed(why) = failure
+    {
+        let (limit, origin) = (loaded.settings.batch_timeout_s, loaded.origin("batch_timeout_s"));
+        let advice = "raise it, or set batch_tokens_max lower, if the device is only slow";
+        why.push_str(&format!("; batch_timeout_s is {limit} ({origin}): {advice}"));
     }
     error
 }
@@ -56,6 +73,7 @@ pub(super) fn explained(error: BackendError, provider: Provider, loaded: &Loaded
             Error::Provider(message)
         }
         BackendError::Load { kind: LoadErrorKind::Unfit, message } => Error::Unfit(message),
+        BackendError::Load { kind: LoadErrorKind::OutOfMemory, message } => Error::NoRoom(message),
         // What it computes is what others are measured against.
         BackendError::Load { kind: LoadErrorKind::Untrusted, message }
             if provider == Provider::Cpu =>
@@ -72,7 +90,7 @@ pub(super) fn explained(error: BackendError, provider: Provider, loaded: &Loaded
         error if provider != Provider::Cpu => {
             let reason = format!("{provider} does not work here: {error}");
             match error {
-                BackendError::OutOfMemory(_) => Error::Unfit(reason),
+                BackendError::OutOfMemory(_) => Error::NoRoom(reason),
                 _ => Error::Provider(reason),
             }
         }
@@ -131,5 +149,23 @@ mod tests {
         let limit = "of 2048 (gpu_memory_limit comes from: flag --gpu-memory-limit)";
         assert!(error.starts_with("cuda does not work here: out of memory: "), "{error}");
         assert!(error.ends_with(limit), "{error}");
+    }
+
+    #[test]
+    fn a_call_whose_batch_takes_too_long_is_told_which_setting_says_so() {
+        let sources = Sources::under("/nowhere").with_flags(&[("batch_timeout_s", "2")]);
+        let loaded = Settings::load(&sources).unwrap();
+        let told = |lost| late(EngineError::WorkerFailed(lost), &loaded).to_string();
+        let hung = BackendError::Lost("it said nothing for 2 s; process 7 ended".to_owned());
+        // Once nobody computes any more it is told in the words of the last loss.
+        for failure in [hung.clone(), BackendError::Failed(hung.to_string())] {
+            let told = told(failure);
+            let limit = "batch_timeout_s is 2 (flag --batch-timeout-s): raise it";
+            assert!(told.contains(&format!("({hung}; {limit}")), "{told}");
+        }
+        for other in ["it closed its socket", "it did not load: it said nothing for 2 s"] {
+            let told = told(BackendError::Lost(other.to_owned()));
+            assert!(!told.contains("batch_timeout_s"), "{told}");
+        }
     }
 }

@@ -156,6 +156,24 @@ async fn levels_are_brought_along_one_after_the_other() {
     assert_eq!(backends.making.lock().unwrap().1, 1);
 }
 
+/// Whoever is told that the service shuts down takes it that nothing has changed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_change_that_a_stop_comes_before_is_not_kept() {
+    for is_level in [true, false] {
+        let (root, backends, service) = started(&[]).await;
+        let held = Held::new(&backends.held);
+        let mut change = match is_level {
+            true => service.set_level(Level::High).boxed(),
+            false => service.change("gpu_device", "1".to_owned()).boxed(),
+        };
+        assert!(change.as_mut().now_or_never().is_none(), "it loads");
+        service.drain(Instant::now()).await;
+        drop(held);
+        assert!(matches!(change.await, Err(Error::ShuttingDown)), "a level: {is_level}");
+        assert!(!root.path().join("state.json").exists(), "a level: {is_level}");
+    }
+}
+
 /// With a change of level, which goes on with the same fleet.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_level_that_was_let_go_meanwhile_is_not_brought_along() {

@@ -1,4 +1,6 @@
-//! What becomes of a model that could not be loaded, once it is there.
+//! What becomes of a model that could not be loaded, once it is there; and what is told of one whose batches hang.
+
+use op_dbus_engine::{Batch, Description};
 
 use super::guilt::service;
 use super::*;
@@ -37,4 +39,38 @@ async fn what_a_caller_has_left_that_had_it_loaded_comes_into_force() {
     assert!(is_told.is_some(), "nobody takes up what comes of it");
     service.revive(true).await;
     assert!(serves(&service));
+}
+
+/// What a worker process is lost with that hangs in each batch of a caller.
+struct Hanging(SimBackend, bool);
+
+impl Backend for Hanging {
+    fn description(&self) -> &Description {
+        self.0.description()
+    }
+
+    fn run(&mut self, batch: &Batch<'_>, out: &mut [f32]) -> Result<(), BackendError> {
+        // The first is its proof.
+        if std::mem::replace(&mut self.1, true) {
+            return Err(BackendError::Lost("it said nothing for 7 s; process 8 ended".to_owned()));
+        }
+        self.0.run(batch, out)
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_call_whose_batch_hangs_is_told_which_setting_ends_it() {
+    let root = tempfile::tempdir().unwrap();
+    let spawner: Spawner = Arc::new(|blueprint, _| {
+        let dimensions = blueprint.region.dimensions;
+        Box::new(move |_| {
+            Ok(Box::new(Hanging(SimBackend::new(dimensions), false)) as Box<dyn Backend>)
+        })
+    });
+    let means = Means { spawner, devices: None };
+    let service = Service::new(loaded(&root, &[("batch_timeout_s", "7")]), means, None);
+    service.start().await;
+    let told = embed(&service, None).await.unwrap_err().to_string();
+    let limit = "process 8 ended; batch_timeout_s is 7 (flag --batch-timeout-s): raise it";
+    assert!(told.contains(limit), "{told}");
 }

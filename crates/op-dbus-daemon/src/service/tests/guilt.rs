@@ -16,10 +16,10 @@ use crate::service::{Choice, Error, Means, Options, Phase, Request, Served, Serv
 use crate::settings::{Precision, Provider};
 
 /// The id of "!" in the model that is imported here.
-const DEADLY: i32 = 52;
+pub(super) const DEADLY: i32 = 52;
 
 /// Workers that are lost with "!" on ggml and, if it is `deadly` there as well, on the CPU.
-fn spawner(deadly_on_cpu: bool) -> Spawner {
+pub(super) fn spawner(deadly_on_cpu: bool) -> Spawner {
     Arc::new(move |blueprint, _| {
         let (provider, dimensions) = (blueprint.host.provider, blueprint.region.dimensions);
         let deadly = provider == Provider::Ggml || deadly_on_cpu;

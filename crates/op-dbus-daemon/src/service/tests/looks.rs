@@ -126,6 +126,62 @@ async fn a_look_ends_with_the_settings_that_it_began_under() {
     assert_eq!(device.tries(), before + 1, "it goes on to the second model");
 }
 
+/// As one that a sleep of the machine holds up.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_look_that_has_waited_begins_under_no_settings_that_are_over() {
+    let (root, device) = (tempfile::tempdir().unwrap(), Device::away());
+    let service = service(&root, device.spawner());
+    service.start().await;
+    service.sleep().await;
+    let before = device.tries();
+    let mut look = pin!(service.improve());
+    assert!(look.as_mut().now_or_never().is_none(), "it waits for the machine");
+    let next = service.fleet(service.now().loaded.clone());
+    service.moved(service.now().served().cloned(), |now| now.fleet = next);
+    service.wake();
+    look.await;
+    assert_eq!(device.tries(), before, "it takes what the other settings want");
+}
+
+/// It wants the same device.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_look_waits_for_a_change_that_is_under_way() {
+    let (root, device) = (tempfile::tempdir().unwrap(), Device::away());
+    let service = service(&root, device.spawner());
+    service.start().await;
+    let change = service.0.change.lock().await;
+    let before = device.tries();
+    let mut look = pin!(service.improve());
+    assert!(look.as_mut().now_or_never().is_none());
+    let next = service.fleet(service.now().loaded.clone());
+    service.moved(service.now().served().cloned(), |now| now.fleet = next);
+    drop(change);
+    look.await;
+    assert_eq!(device.tries(), before);
+}
+
+/// What it has of a device is what the next one may need.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_model_that_a_change_lets_go_of_ends_while_a_look_goes_on() {
+    let (root, device) = (tempfile::tempdir().unwrap(), Device::away());
+    let service = service(&root, device.spawner());
+    service.start().await;
+    let served = Arc::downgrade(service.now().served().unwrap());
+    let (held, before) = (Held::new(&device.held), device.tries());
+    let looks = service.clone();
+    let look = tokio::spawn(async move { looks.improve().await });
+    device.tried_after(before).await;
+    service.set_level(Level::None).await.unwrap();
+    let ended = async {
+        while served.strong_count() > 0 {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), ended).await.expect("the look holds it");
+    drop(held);
+    assert!(!look.await.unwrap());
+}
+
 /// What a look, or a start, has found of those that do not compute.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_a_provider_was_refused_for_last_is_kept_until_it_works() {
@@ -181,17 +237,18 @@ async fn a_device_that_auto_has_had_and_lost_is_told() {
 
 /// Backends of a device that is there, and has no memory for the model `other` while `is_full`.
 fn full_for_other(device: &Device, is_full: &Arc<AtomicBool>) -> Spawner {
+    refusing_other(device, is_full, LoadErrorKind::OutOfMemory)
+}
+
+/// Backends of a device that is there, and refuses the model `other` while it `refuses`, as a worker does.
+fn refusing_other(device: &Device, refuses: &Arc<AtomicBool>, kind: LoadErrorKind) -> Spawner {
     device.away.store(false, Ordering::SeqCst);
-    let (there, is_full) = (device.spawner(), is_full.clone());
+    let (there, refuses) = (device.spawner(), refuses.clone());
     Arc::new(move |blueprint, settings| {
         let is_other = blueprint.model == "other" && blueprint.host.provider != Provider::Cpu;
-        let (made, is_full) = (there(blueprint, settings), is_full.clone());
-        Box::new(move |number| match is_other && is_full.load(Ordering::SeqCst) {
-            // As a worker has it whose device is full.
-            true => Err(BackendError::Load {
-                kind: LoadErrorKind::Unfit,
-                message: "too large".to_owned(),
-            }),
+        let (made, refuses) = (there(blueprint, settings), refuses.clone());
+        Box::new(move |number| match is_other && refuses.load(Ordering::SeqCst) {
+            true => Err(BackendError::Load { kind, message: "it refuses".to_owned() }),
             false => made(number),
         })
     })
@@ -213,6 +270,26 @@ async fn a_model_that_auto_had_no_memory_for_is_tried_again() {
     service.improve().await;
     assert_eq!(runs_on().await, "cuda");
     assert_eq!(service.fallbacks(), 0, "nobody has lost anything");
+}
+
+/// Each look would load its driver and compile its graph, and be refused as before.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_model_that_auto_can_never_have_is_not_tried_again_before_a_reload() {
+    let (root, refuses) = (tempfile::tempdir().unwrap(), Arc::new(AtomicBool::new(true)));
+    let spawner = refusing_other(&Device::away(), &refuses, LoadErrorKind::Unfit);
+    let auto = [("execution_provider", "auto"), ("model", "other")];
+    let service = service_with(&auto, &root, spawner);
+    service.start().await;
+    let in_force = || service.now().served().unwrap().provider.clone();
+    assert_eq!(in_force(), "cpu");
+    // By which it is known that the device computes.
+    let tiny = Choice::Imported("tiny".to_owned());
+    assert_eq!(service.now().fleet.get(&tiny).await.unwrap().provider, "cuda");
+    refuses.store(false, Ordering::SeqCst);
+    service.improve().await;
+    assert_eq!(in_force(), "cpu");
+    service.reload().await.unwrap();
+    assert_eq!(in_force(), "cuda");
 }
 
 /// It may be too large for a card that computes another one. That says nothing of the card, whatever it does by then.

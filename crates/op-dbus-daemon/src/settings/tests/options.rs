@@ -116,7 +116,8 @@ fn every_mistake_in_a_table_is_told_with_what_is_right() {
         "[providers.cuda]\ngpu_mem_limt = 1\ncudnn_conv_algo_search = \"heuristic\"\nuse_tf32 = \"no\"\n\
          device_id = 1\noptions = { gpu_mem_limit = \"1\", user_compute_stream = \"7\" }\n\
          [providers.tensorrt]\ntrt_builder_optimization_level = 6\ntrt_engine_cache_path = \"/x\"\n\
-         trt_profile_min_shapes = \"input_ids\"\n[providers.openvino]\ndevice_type = \"gpu\"\n",
+         trt_profile_min_shapes = \"input_ids\"\n[providers.openvino]\ndevice_type = \"gpu\"\n\
+         disable_dynamic_shapes = true\n",
     )]);
     let text = tree.mistakes();
     for expected in [
@@ -132,6 +133,7 @@ fn every_mistake_in_a_table_is_told_with_what_is_right() {
         "`providers.tensorrt.trt_engine_cache_path` is not a setting, since what is compiled is kept",
         "providers.tensorrt.trt_profile_min_shapes = \"input_ids\" is not accepted; write inputs with",
         "providers.openvino.device_type = \"gpu\" is not accepted; write `CPU`, `GPU`",
+        "`providers.openvino.disable_dynamic_shapes` is not a setting, since what it makes is for one shape",
     ] {
         assert!(text.contains(expected), "{expected}\n{text}");
     }
@@ -224,6 +226,8 @@ fn a_password_in_an_address_is_not_quoted() {
         ("\"http://a:1,https://sesame@b,grpcs://c\"", "\"http://a:1,https://…@b,grpcs://c\""),
         ("\"https://bob:se,s/sesame@b:8000/v1\"", "\"https://…@b:8000/v1\""),
         ("\"bob:sesame@b:8000\"", "\"…@b:8000\""),
+        ("\"unix:sesame@b:8000\"", "\"…@b:8000\""),
+        ("\"unix:/run/a,bob:sesame@b:8000\"", "\"…@b:8000\""),
         ("\"https://b/v1?key=sesame,http://a\"", "\"https://b/v1?…,http://a\""),
         ("\"https://b/v1?key=sesame\"", "\"https://b/v1?…\""),
     ] {

@@ -43,6 +43,7 @@ fn a_device_that_fails_in_whatever_way_leaves_it_to_the_next_provider() {
     for (provider, kind) in [
         ("cuda", LoadErrorKind::ProviderUnavailable),
         ("cuda", LoadErrorKind::Unfit),
+        ("cuda", LoadErrorKind::OutOfMemory),
         (CPU, LoadErrorKind::Unfit),
     ] {
         let refusal = refused(provider, load(kind));

@@ -12,6 +12,7 @@ use crate::admission::{Admission, Ledger};
 use crate::backend::{Backend, BackendError};
 use crate::batch::Batch;
 use crate::buckets::Buckets;
+use crate::cache::Cache;
 use crate::call::{Reply, Truncate};
 use crate::config::{BatchLayout, BatchLimits, Limits, ModelShape, Pool};
 use crate::error::Error;
@@ -195,7 +196,8 @@ fn shared(random: &mut Random, backend: Make) -> (Shared, Limits) {
     let scheduler =
         Arc::new(Scheduler::new(&limits, Duration::from_secs(3600), roster, Arc::default()));
     let probe = probe(&Tokenizer::bytes(INPUT_MAX), CANARY).unwrap();
-    (Shared { scheduler, pools, model, probe, backoff: Duration::ZERO }, limits)
+    let (cache, number, backoff) = (Arc::new(Cache::new(0)), 0, Duration::ZERO);
+    (Shared { scheduler, cache, number, pools, model, probe, backoff }, limits)
 }
 
 /// Workers of one kind, whose batches are known to cost something or other, or will be.

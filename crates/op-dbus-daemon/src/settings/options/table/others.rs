@@ -99,11 +99,6 @@ pub const OPTIONS: &[ProviderOption] = &[
     },
     words("enable_opencl_throttling", "false", "Whether the CPU rests while it waits for a GPU."),
     words("enable_qdq_optimizer", "false", "Whether quantized graphs are rewritten for an NPU."),
-    words(
-        "disable_dynamic_shapes",
-        "false",
-        "Whether the graph is compiled anew for each shape of batch.",
-    ),
     migraphx(
         "migraphx_fp16_enable",
         Kind::Bool,
