@@ -3,16 +3,22 @@
 mod malformed;
 
 use std::collections::HashMap;
-use std::os::fd::OwnedFd;
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
 
+use futures_util::StreamExt;
 use futures_util::future::join_all;
+use futures_util::stream::FuturesUnordered;
 use nix::fcntl::SealFlag;
 use op_dbus_api::{BUS_NAME, EMBEDDER_INTERFACE, ErrorName, ROOT_PATH};
 use zbus::as_variant::Serialize;
 use zbus::{Fd, Message};
 
 use crate::bulk::memfd;
+use crate::faults::limit_descriptors;
+use crate::harness::bus::PrivateBus;
 use crate::harness::client::{Client, Options, refused};
+use crate::harness::command::{clean, started_by};
 use crate::harness::daemon::Setup;
 use crate::harness::process::peak;
 use crate::harness::registry::{Test, tests};
@@ -30,6 +36,8 @@ tests! {
     an_option_of_a_wrong_type_takes_no_more_than_its_call: [Bus],
     tokens_are_made_for_one_call_of_a_user_at_a_time: [Bus],
     who_reads_nothing_silences_nobody: [Bus],
+    descriptors_of_calls_that_wait_have_a_bound: [Bus],
+    without_descriptors_the_service_keeps_its_bus: [Bus],
 }
 
 /// What `EmbedFromFd` makes of bytes.
@@ -164,4 +172,47 @@ async fn who_reads_nothing_silences_nobody() -> Outcome {
     within("a call beside it", next.client().embedder.embed("x")).await??;
     drop(deaf);
     next.stop().await
+}
+
+/// Of 256 a connection has eight, and a call takes three of the service's: what it sent, and what stands for that.
+async fn descriptors_of_calls_that_wait_have_a_bound() -> Outcome {
+    let (bus, setup) = (PrivateBus::start().await?, Setup::sim()?);
+    let mut few = clean("prlimit");
+    few.arg("--nofile=256:256");
+    let daemon = setup.start_command(started_by(few, &setup.command(&bus)?), &bus).await?;
+    assert_eq!(daemon.settled().await?, "ready");
+    let (greedy, other) = (Client::on(&bus).await?, Client::on(&bus).await?);
+    let (source, writer) = std::io::pipe()?;
+    let call = |_| greedy.embedder.embed_from_fd(Fd::from(source.as_fd()), Options::new());
+    let mut calls: FuturesUnordered<_> = (0..3).map(call).collect();
+    let refusal = within("a refusal", calls.next()).await?.ok_or("no call is left")?;
+    let told = refused(refusal, ErrorName::QuotaExceeded)?;
+    assert!(told.contains("6 of 8 file descriptors of the service"), "{told}");
+    let file = memfd(b"one", SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_WRITE)?;
+    let beside = other.embedder.embed_from_fd(Fd::from(file.as_fd()), Options::new());
+    assert_eq!(within("a call beside it", beside).await??.1, 1);
+    drop(writer);
+    while let Some(answer) = calls.next().await {
+        assert_eq!(answer?.1, 0);
+    }
+    daemon.stop().await
+}
+
+/// Whoever has them: a message whose descriptors are lost would end its connection.
+async fn without_descriptors_the_service_keeps_its_bus() -> Outcome {
+    let (_bus, _setup, daemon) = Setup::sim()?.alone().await?;
+    let embedder = &daemon.client().embedder;
+    let device = File::open("/dev/null")?;
+    let call = || embedder.embed_from_fd(Fd::from(device.as_fd()), Options::new());
+    for _ in 0..3 {
+        limit_descriptors(&daemon, "3:").await?;
+        let told = refused(within("a refusal", call()).await?, ErrorName::NoSpace)?;
+        assert!(told.contains("can't take the file descriptors"), "{told}");
+        embedder.embed("goes on").await?;
+        limit_descriptors(&daemon, "1024:").await?;
+        refused(within("a refusal", call()).await?, ErrorName::InvalidArgument)?;
+        // By then it has spare ones again.
+        embedder.embed("goes on").await?;
+    }
+    daemon.stop().await
 }

@@ -46,7 +46,7 @@ pub struct Calls {
     pub jobs: Option<Arc<Jobs>>,
     /// Whether replies leave over the bus.
     pub pulse: Arc<Pulse>,
-    /// What came with their messages; nothing on a direct connection, which has threads that may hang.
+    /// What came with their messages over the bus; a direct connection has threads that may hang.
     pub descriptors: Arc<Descriptors>,
     /// Who calls.
     pub callers: Arc<Callers>,
@@ -75,14 +75,13 @@ impl Calls {
         let budget = Arc::new(Budget::of(memory, descriptors));
         let (pulse, cut_told) = (Arc::new(Pulse::of(memory)), OncePerUserAndMinute::default());
         let is_of_session = service.now().settings().bus == Bus::Session;
-        let descriptors = Arc::default();
+        let descriptors = Arc::new(Descriptors::of(descriptors));
         Self { service, budget, direct, jobs, pulse, descriptors, callers, cut_told, is_of_session }
     }
 
     /// The same service and budget for `callers` on a direct connection.
     pub fn on_direct(&self, callers: Arc<Callers>) -> Self {
-        let descriptors = Arc::default();
-        Self { direct: None, jobs: None, descriptors, callers, ..self.clone() }
+        Self { direct: None, jobs: None, callers, ..self.clone() }
     }
 
     /// Runs a method's work for its caller: a panic in there becomes an error reply, where zbus
@@ -273,8 +272,8 @@ fn check_message(header: &Header<'_>) -> Result<(), Error> {
             "the call wants no reply, and nothing else would come of it; ask for the reply";
         return Err(Error::new(ErrorName::InvalidArgument, message));
     }
-    // Descriptors live as long as the message that they came with. When the service has all that it may have,
-    // the next message with one costs it the bus. No method takes more than one, which is its first argument.
+    // They are there as long as the message that they came with. No method takes more than one, which is its first
+    // argument.
     let sent = header.unix_fds().unwrap_or_default();
     let taken = || header.signature().to_string_no_parens().starts_with('h');
     if sent == 0 || (sent == 1 && taken()) {

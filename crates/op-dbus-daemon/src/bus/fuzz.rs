@@ -73,7 +73,7 @@ async fn read(bytes: &[u8]) -> Result<Vec<u8>, Error> {
     file.write_all(bytes).expect("memory");
     memfd::seal(&file).expect("seals");
     let place = Arc::<Budget>::default().place(0, Work::Stream)?;
-    let mut source = Source::open(file.into(), place).await?;
+    let mut source = Source::open(file.into(), place, &Arc::default()).await?;
     let mut read = Vec::new();
     while let Some(piece) = source.next().await? {
         read.extend(piece);

@@ -65,7 +65,7 @@ impl Objects {
     /// # Errors
     /// The bus can't be connected to.
     pub async fn connect(&self, bus: &Bus) -> zbus::Result<Builder<'static>> {
-        Ok(self.serve(socket::builder(bus, &self.calls.descriptors).await?))
+        Ok(self.serve(socket::builder(bus, &self.calls).await?))
     }
 
     /// Puts the objects on the connection that `builder` makes, which then listens for calls before

@@ -9,7 +9,9 @@ use op_dbus_api::{Error, ErrorName, RESULT_BYTES_ALL_MAX, RESULT_BYTES_MAX};
 /// What is counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Work {
-    /// A call whose texts come from a descriptor. It may hold a thread that reads a slow file.
+    /// A call whose texts come from a descriptor. It may hold a thread that reads a slow file, and eight of the
+    /// service's descriptors: the source, two pipes of its thread, the result, the stub in its message and what that
+    /// stands on.
     Stream,
     /// A job, from its start until its result is fetched.
     Job,
@@ -80,7 +82,8 @@ impl Default for Budget {
 impl Budget {
     /// Of a service that may have `memory` bytes, of which one user's results take a quarter at most and those of
     /// all a half: the kernel counts them to the service, and ends it where there is no more. Results of `EmbedToFd`
-    /// take a quarter of its `descriptors` at most: where it has no more of these, it loses its bus.
+    /// take a quarter of its `descriptors` at most, and streams an eighth: where it has no more of these, nobody is
+    /// answered with one.
     pub fn of(memory: Option<u64>, descriptors: Option<u64>) -> Self {
         let descriptors = descriptors.and_then(|most| usize::try_from(most).ok());
         let descriptors = descriptors.unwrap_or(usize::MAX);
@@ -97,7 +100,7 @@ impl Budget {
     /// How much of it one user may have at once, and all users.
     fn most(&self, work: Work) -> (usize, usize) {
         match work {
-            Work::Stream => (4, 64),
+            Work::Stream => (4.min(self.descriptors / 64), 64.min(self.descriptors / 64)),
             Work::Job | Work::Direct => (16, 64),
             Work::Question => (8, 112),
             Work::Result => (RESULTS_MAX.min(self.descriptors / 8), self.descriptors / 4),
@@ -248,11 +251,15 @@ mod tests {
     }
 
     #[test]
-    fn results_leave_descriptors_to_the_service() {
-        for (descriptors, most) in
-            [(1 << 20, (256, 1 << 18)), (4096, (256, 1024)), (1024, (128, 256))]
-        {
-            assert_eq!(Budget::of(None, Some(descriptors)).most(Work::Result), most);
+    fn results_and_streams_leave_descriptors_to_the_service() {
+        for (descriptors, results, streams) in [
+            (1 << 20, (256, 1 << 18), (4, 64)),
+            (4096, (256, 1024), (4, 64)),
+            (1024, (128, 256), (4, 16)),
+            (128, (16, 32), (2, 2)),
+        ] {
+            let budget = Budget::of(None, Some(descriptors));
+            assert_eq!((budget.most(Work::Result), budget.most(Work::Stream)), (results, streams));
         }
     }
 

@@ -128,7 +128,9 @@ impl Calls {
         let place = self.budget.place(caller.uid, Work::Stream)?;
         let silence_max = self.silence_max();
         let opened = async {
-            let source = Source::open(self.descriptors.take(fd), place);
+            // On a direct connection it is what came, of which nothing is asked here.
+            let fd = if caller.connection.is_bus() { self.descriptors.take(fd) } else { fd };
+            let source = Source::open(fd, place, &self.descriptors);
             let opened = timeout(silence_max, source).await;
             opened.unwrap_or_else(|_| Err(silent(silence_max)))
         };

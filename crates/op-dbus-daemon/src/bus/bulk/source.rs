@@ -19,7 +19,7 @@ use nix::unistd::pipe2;
 use op_dbus_api::{Error, ErrorName, INPUT_BYTES_MAX};
 use tokio::sync::{mpsc, oneshot};
 
-use super::super::descriptors;
+use super::super::descriptors::{self, Descriptors};
 use super::budget::Place;
 
 /// Bytes that are read at once; what a pipe holds.
@@ -57,17 +57,24 @@ impl Source {
     /// Whatever a file system, or who writes into a pipe, may leave unanswered is asked by a thread of the
     /// source's own, so that it holds up nothing else: looking, reading and closing. The thread has the
     /// stream's place as well: it may outlive the call, until there is an answer. Nor is the call over when
-    /// all is read.
+    /// all is read. What is left where there is no such thread, or no such place, `closing` closes.
     ///
     /// # Errors
     /// `InvalidArgument` for what can't be read or is neither file, sealed memfd nor pipe;
     /// `TooLarge` for a file beyond [`INPUT_BYTES_MAX`].
-    pub async fn open(fd: OwnedFd, place: Place) -> Result<Self, Error> {
+    pub async fn open(
+        fd: OwnedFd,
+        place: Place,
+        closing: &Arc<Descriptors>,
+    ) -> Result<Self, Error> {
         let place = Arc::new(place);
-        let place_of_thread = place.clone();
+        let (place_of_thread, elsewhere) = (place.clone(), closing.clone());
+        let (give, given) = oneshot::channel();
         let (tell, told) = oneshot::channel();
         let (sender, pieces) = mpsc::channel(PIECES_AHEAD);
         let work = move || {
+            // Given once it runs: a thread that can't be had would have it closed here.
+            let Ok(fd) = given.blocking_recv() else { return };
             // Not before, where a failure would have the descriptor closed.
             let ends = || pipe2(OFlag::O_CLOEXEC).map_err(|errno| unreadable(&errno.into()));
             match look(&fd).and_then(|found| Ok((found, ends()?))) {
@@ -79,9 +86,12 @@ impl Source {
                         true => found.read(&file, &end, &sender, place_of_thread),
                         false => Some(place_of_thread),
                     };
-                    // Before its place is free, and that before the end is told.
-                    drop(file);
-                    drop(place);
+                    // Before its place is free, and that before the end is told. Where its call has ended nothing
+                    // counts this thread, which may hang.
+                    match place {
+                        Some(_until_then) => drop(file),
+                        None => elsewhere.close([file.into()]),
+                    }
                     drop(sender);
                 }
                 Err(error) => {
@@ -93,7 +103,12 @@ impl Source {
             }
         };
         let thread = std::thread::Builder::new().name("bulk-source".into());
-        thread.spawn(work).map_err(|error| unreadable(&error))?;
+        if let Err(error) = thread.spawn(work) {
+            closing.close([fd]);
+            return Err(unreadable(&error));
+        }
+        // It waits for that.
+        let _ = give.send(fd);
         let gone = |_| unreadable(&io::Error::other("its thread has ended"));
         let (bytes, wanted) = told.await.map_err(gone)??;
         Ok(Self { pieces, bytes, read: 0, _wanted: wanted, place })
@@ -187,8 +202,9 @@ fn check_size(bytes: u64) -> Result<(), Error> {
 }
 
 impl Found {
-    /// Reads it to its end, or until nobody wants more, as `end` tells. Returns the place of a file; that of a pipe, for
-    /// which nothing is waited here but what its writer and its reader do at this moment, is free when the call ends.
+    /// Reads it to its end, or until nobody wants more, as `end` tells. Returns the place, to be held until it is closed;
+    /// that of a pipe, for which nothing is waited here but what its writer and its reader do at this moment, is free
+    /// when the call ends.
     fn read(
         self,
         file: &File,
@@ -204,11 +220,16 @@ impl Found {
             Self::Pipe => {
                 let weak = Arc::downgrade(&place);
                 drop(place);
-                if let Err(error) = read_pipe(file, end, pieces, &weak) {
-                    // Nobody listens when the call has ended.
-                    let _ = pieces.blocking_send(Err(error));
+                match read_pipe(file, end, pieces, &weak) {
+                    // Its call waits to be told.
+                    Ok(true) => weak.upgrade(),
+                    Ok(false) => None,
+                    Err(error) => {
+                        // Nobody listens when the call has ended.
+                        let _ = pieces.blocking_send(Err(error));
+                        None
+                    }
                 }
-                None
             }
         }
     }
@@ -246,14 +267,15 @@ fn read_at(file: &File, at: u64, end: Option<u64>) -> io::Result<Vec<u8>> {
     Ok(piece)
 }
 
-/// Reads a caller's pipe. Its flags are the caller's too, so it can't be made non-blocking, and who else reads it may
-/// be faster: what it holds is moved into a pipe of our own, without waiting for more.
+/// Reads a caller's pipe, and tells whether to its end. Its flags are the caller's too, so it can't be made
+/// non-blocking, and who else reads it may be faster: what it holds is moved into a pipe of our own, without waiting
+/// for more.
 fn read_pipe(
     theirs: &File,
     end: &OwnedFd,
     pieces: &mpsc::Sender<io::Result<Vec<u8>>>,
     place: &Weak<Place>,
-) -> io::Result<()> {
+) -> io::Result<bool> {
     let (moved_out, moved_in) = pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK)?;
     let mut moved_out = File::from(moved_out);
     loop {
@@ -263,24 +285,24 @@ fn read_pipe(
             result => result?,
         };
         if either[1].any() == Some(true) {
-            return Ok(());
+            return Ok(false);
         }
         // Taken for as long as this may hang.
-        let Some(place_now) = place.upgrade() else { return Ok(()) };
+        let Some(place_now) = place.upgrade() else { return Ok(false) };
         let flags = SpliceFFlags::SPLICE_F_NONBLOCK | SpliceFFlags::SPLICE_F_MOVE;
         let moved = match splice(theirs, None, &moved_in, None, PIECE_BYTES, flags) {
             Err(Errno::EAGAIN | Errno::EINTR) => continue,
             moved => moved?,
         };
         if moved == 0 {
-            return Ok(());
+            return Ok(true);
         }
         drop(place_now);
         let mut piece = vec![0; moved];
         // It is all there, and nobody else reads.
         moved_out.read_exact(&mut piece)?;
         if pieces.blocking_send(Ok(piece)).is_err() {
-            return Ok(());
+            return Ok(false);
         }
     }
 }

@@ -1,8 +1,9 @@
 //! What is read of a bus, and what is sent to it, over a socket pair.
 
 use std::array;
+use std::collections::BTreeMap;
 use std::io::{PipeReader, pipe};
-use std::os::fd::AsFd;
+use std::num::NonZeroU32;
 use std::sync::LazyLock;
 
 use futures_util::{FutureExt, StreamExt};
@@ -11,15 +12,22 @@ use rustix::io::ioctl_fionread;
 use tokio::task::yield_now;
 use zbus::{Fd, Guid, MessageStream};
 
+use super::super::tests::idle;
 use super::*;
 
-/// What holds the descriptors of all connections here.
+/// What holds the descriptors of connections here.
 static HELD: LazyLock<Arc<Descriptors>> = LazyLock::new(Arc::default);
+
+/// Both halves of one end.
+fn halves(stream: UnixStream, held: &Arc<Descriptors>) -> (Reader, Writer) {
+    let socket = Socket { stream, held: held.clone(), service: idle() };
+    zbus::connection::Socket::split(socket).take()
+}
 
 /// What reads, and the bus's end.
 fn ends() -> (Reader, UnixStream) {
     let (ours, theirs) = UnixStream::pair().unwrap();
-    (Reader::new(Arc::new(ours), HELD.clone()), theirs)
+    (halves(ours, &HELD).0, theirs)
 }
 
 async fn next(reader: &mut Reader) -> zbus::Result<Message> {
@@ -59,10 +67,10 @@ async fn what_came_together_is_read_at_once() {
         }
         for message in &sent {
             assert_same(&next(&mut reader).await.unwrap(), message);
-            assert_eq!(ioctl_fionread(&reader.stream).unwrap(), 0);
+            assert_eq!(ioctl_fionread(&reader.incoming.line.stream).unwrap(), 0);
         }
         // No other call has to find out that nothing is left.
-        assert!(reader.stream.readable().now_or_never().is_none());
+        assert!(reader.incoming.line.stream.readable().now_or_never().is_none());
     }
 }
 
@@ -71,12 +79,12 @@ async fn a_message_may_take_many_reads() {
     let (mut reader, bus) = ends();
     let sent = [plain(1), plain(100), plain(2)];
     let bytes: Vec<u8> = sent.iter().flat_map(|message| message.data().to_vec()).collect();
-    let stream = reader.stream.clone();
+    let line = reader.incoming.line.clone();
     let sends = async {
         for piece in bytes.chunks(7) {
             wire::send_some(&bus, piece, &[]).await.unwrap();
             // It is read before more comes.
-            while ioctl_fionread(&stream).unwrap() > 0 {
+            while ioctl_fionread(&line.stream).unwrap() > 0 {
                 yield_now().await;
             }
         }
@@ -169,13 +177,71 @@ async fn a_bus_that_goes_within_a_message_is_told() {
 async fn a_connection_is_made_over_it() {
     let (ours, theirs) = UnixStream::pair().unwrap();
     let theirs = Builder::unix_stream(theirs.into_std().unwrap()).server(Guid::generate()).p2p();
-    let ours = Builder::socket(Socket(ours, HELD.clone())).p2p();
+    let socket = Socket { stream: ours, held: HELD.clone(), service: idle() };
+    let ours = Builder::socket(socket).p2p();
     let (ours, theirs) = tokio::try_join!(ours.build(), theirs.build()).unwrap();
     let mut received = MessageStream::from(&ours);
     let (sent, _) = pipe().unwrap();
     for message in [plain(1), with(&sent, 2), plain(3)] {
         theirs.send(&message).await.unwrap();
         assert_same(&received.next().await.unwrap().unwrap(), &message);
+    }
+}
+
+/// A call with a descriptor and so many bytes.
+async fn call(bus: &Writer, bytes: usize) -> NonZeroU32 {
+    let (sent, _) = pipe().unwrap();
+    let call = Message::method_call("/", "EmbedFromFd").sender(":1.7");
+    let call = call.build(&(Fd::from(sent.as_fd()), vec![0_u8; bytes])).unwrap();
+    bus.0.send(&call).await.unwrap();
+    call.primary_header().serial_num()
+}
+
+/// The same, and another message behind it.
+async fn call_and_more(bus: &Writer) -> NonZeroU32 {
+    let serial = call(bus, 0).await;
+    bus.0.send(&plain(1)).await.unwrap();
+    serial
+}
+
+/// Whether the next message is the refusal of this call, by this name.
+async fn is_refused(bus: &mut Reader, call: NonZeroU32, expected: ErrorName) {
+    let refusal = next(bus).await.unwrap();
+    let header = refusal.header();
+    assert_eq!(header.reply_serial(), Some(call));
+    assert_eq!(header.destination().map(|name| name.as_str()), Some(":1.7"));
+    assert_eq!(header.error_name().map(|name| name.as_str()), Some(expected.as_str()));
+}
+
+#[tokio::test]
+async fn a_call_that_brings_too_much_is_refused_and_what_follows_is_read() {
+    // Of three for a sender, which are those of one call.
+    let held = Arc::new(Descriptors::of(Some(8 * 4 * 3)));
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let ((mut reader, _), (mut answers, bus)) = (halves(ours, &held), halves(theirs, &HELD));
+    let taken = call_and_more(&bus).await;
+    let kept = next(&mut reader).await.unwrap();
+    assert_eq!(kept.primary_header().serial_num(), taken);
+    assert_eq!(next(&mut reader).await.unwrap().message_type(), Type::Signal);
+    let refused = call_and_more(&bus).await;
+    assert_eq!(next(&mut reader).await.unwrap().message_type(), Type::Signal);
+    is_refused(&mut answers, refused, ErrorName::QuotaExceeded).await;
+    assert_eq!(reader.service.failures(), BTreeMap::from([("quota-exceeded".to_owned(), 1)]));
+}
+
+/// As where the service may have no more of them, which would cost it the bus.
+#[tokio::test]
+async fn a_call_whose_descriptors_are_lost_is_refused_and_what_follows_is_read() {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let ((mut reader, _), (mut answers, bus)) = (halves(ours, &HELD), halves(theirs, &HELD));
+    reader.incoming.space = Box::default();
+    for _ in 0..3 {
+        // The end of the one is read with the beginning of the other.
+        let first = call(&bus, READ_BYTES).await;
+        let second = call_and_more(&bus).await;
+        assert_eq!(next(&mut reader).await.unwrap().message_type(), Type::Signal);
+        is_refused(&mut answers, first, ErrorName::NoSpace).await;
+        is_refused(&mut answers, second, ErrorName::NoSpace).await;
     }
 }
 

@@ -10,6 +10,10 @@ fn place() -> Place {
     Arc::<Budget>::default().place(0, Work::Stream).unwrap()
 }
 
+async fn open(fd: impl Into<OwnedFd>, place: Place) -> Result<Source, Error> {
+    Source::open(fd.into(), place, &Arc::default()).await
+}
+
 async fn all(source: &mut Source) -> Result<Vec<u8>, Error> {
     let mut all = Vec::new();
     while let Some(piece) = source.next().await? {
@@ -19,11 +23,11 @@ async fn all(source: &mut Source) -> Result<Vec<u8>, Error> {
 }
 
 async fn read_whole(fd: impl Into<OwnedFd>) -> Vec<u8> {
-    all(&mut Source::open(fd.into(), place()).await.unwrap()).await.unwrap()
+    all(&mut open(fd, place()).await.unwrap()).await.unwrap()
 }
 
 async fn refusal(fd: impl Into<OwnedFd>) -> (ErrorName, String) {
-    let error = Source::open(fd.into(), place()).await.unwrap_err();
+    let error = open(fd, place()).await.unwrap_err();
     (error.name(), error.message().to_owned())
 }
 
@@ -63,7 +67,7 @@ async fn a_file_that_is_read_keeps_its_place_as_long_as_its_call() {
     for _ in 0..4 {
         let file = tempfile::tempfile().unwrap();
         let place = budget.place(0, Work::Stream).unwrap();
-        let mut source = Source::open(file.into(), place).await.unwrap();
+        let mut source = open(file, place).await.unwrap();
         all(&mut source).await.unwrap();
         call.push(source);
     }
@@ -79,7 +83,7 @@ async fn a_pipe_is_read_to_its_end_and_keeps_its_flags() {
     let (read_end, mut write_end) = io::pipe().unwrap();
     let flags = || fcntl(&read_end, FcntlArg::F_GETFL).unwrap();
     let before = flags();
-    let mut source = Source::open(read_end.try_clone().unwrap().into(), place()).await.unwrap();
+    let mut source = open(read_end.try_clone().unwrap(), place()).await.unwrap();
     let writer = std::thread::spawn(move || write_end.write_all(&[7; 1 << 20]));
     assert_eq!(all(&mut source).await.unwrap(), vec![7; 1 << 20]);
     writer.join().unwrap().unwrap();
