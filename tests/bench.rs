@@ -1,5 +1,6 @@
 //! The measuring instrument: what it says, not how fast anything is.
 
+mod beside;
 mod texts;
 
 use std::fs;
@@ -21,9 +22,9 @@ use crate::harness::process::{Process, children, runs};
 use crate::harness::registry::{Test, tests};
 use crate::harness::{Outcome, eventually};
 
-/// The tests of this module, and of the one below.
+/// The tests of this module, and of those below.
 pub fn all() -> Vec<Test> {
-    [tests(), texts::tests()].into_iter().flatten().collect()
+    [tests(), beside::tests(), texts::tests()].into_iter().flatten().collect()
 }
 
 tests! {
@@ -32,12 +33,12 @@ tests! {
     bench_compares_variants_and_their_vectors: [],
     bench_measures_the_service_with_the_settings_of_the_engine: [Bus],
     bench_takes_a_percentage_of_what_it_measured: [Bus],
-    bench_refuses_to_measure_a_cache: [Bus],
     bench_refuses_what_it_cannot_compare: [Bus],
     bench_tells_a_devices_peak_and_the_times_of_its_clients: [Bus, Low, Ggml],
     bench_leaves_the_services_cache_alone: [Low],
     bench_names_the_flag_that_asks_for_what_this_cpu_has_not: [Low],
     bench_can_be_driven: [],
+    bench_keeps_its_service_loaded: [Bus],
     bench_that_is_ended_leaves_nothing_behind: [Bus],
     bench_that_is_ended_does_not_wait_for_its_input: [],
 }
@@ -213,17 +214,6 @@ async fn bench_takes_a_percentage_of_what_it_measured() -> Outcome {
     Ok(())
 }
 
-/// The bench can't set what the service that is there keeps.
-async fn bench_refuses_to_measure_a_cache() -> Outcome {
-    let (bus, _setup, daemon) = Setup::sim()?.setting("cache_bytes", "1000000").alone().await?;
-    let beside = ["--bus", bus.address(), "--at", "daemon", "--only", "latency"];
-    let refused = finish(bench(&beside), "").await?;
-    assert_eq!(refused.code, Some(1), "{}", refused.stderr);
-    assert!(refused.stderr.contains("from its cache"), "{}", refused.stderr);
-    assert!(refused.stderr.contains("cache_bytes = 0"), "{}", refused.stderr);
-    daemon.stop().await
-}
-
 async fn bench_refuses_what_it_cannot_compare() -> Outcome {
     let address = "unix:path=/nowhere";
     let beside = finish(bench(&["--bus", address, "--precision", "f32,int8"]), "").await?;
@@ -317,11 +307,13 @@ async fn bench_can_be_driven() -> Outcome {
     Ok(())
 }
 
-/// A service on a private bus of its own, for as long as the test wants it.
+/// A service on a private bus of its own, for as long as the test wants it, under settings that unload.
 fn long_bench(temporary: &Path) -> Outcome<Process> {
+    fs::create_dir(temporary)?;
     let mut command = clean(op_dbus());
     command.args(["bench", "--spawn", "--only", "calls", "--rounds", "1000", "--seconds", "60"]);
     command.env("OP_DBUS_CPU_ENGINE", "sim").env("TMPDIR", temporary);
+    command.env("OP_DBUS_IDLE_UNLOAD_S", "1");
     command.stdin(Stdio::null()).stdout(Stdio::null());
     Process::start("bench", command, &temporary.with_extension("log"))
 }
@@ -341,11 +333,23 @@ async fn spawned(bench: &Process) -> Outcome<Vec<Pid>> {
     Ok(found)
 }
 
+/// A figure would have the load in it of what was unloaded while others were measured.
+async fn bench_keeps_its_service_loaded() -> Outcome {
+    let folder = tempfile::tempdir()?;
+    let mut bench = long_bench(&folder.path().join("temporary"))?;
+    let started = spawned(&bench).await?.into_iter();
+    let words = started.map(|pid| fs::read_to_string(format!("/proc/{pid}/cmdline")));
+    let words = words.collect::<Result<String, _>>()?;
+    assert!(words.split('\0').any(|word| word == "--idle-unload-s=0"), "{words}");
+    bench.signal(Signal::SIGTERM)?;
+    bench.ended().await?;
+    Ok(())
+}
+
 async fn bench_that_is_ended_leaves_nothing_behind() -> Outcome {
     for signal in [Signal::SIGTERM, Signal::SIGHUP, Signal::SIGINT, Signal::SIGKILL] {
         let folder = tempfile::tempdir()?;
         let temporary = folder.path().join("temporary");
-        fs::create_dir(&temporary)?;
         let mut bench = long_bench(&temporary)?;
         let spawned = spawned(&bench).await?;
         assert_ne!(fs::read_dir(&temporary)?.count(), 0);

@@ -1,5 +1,7 @@
 //! The texts that are measured with: the user's own, or generated ones.
 
+use std::fs::File;
+use std::io::{self, BufRead, BufReader};
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -12,7 +14,7 @@ use crate::cli::{CALL_BYTES_MAX, Failure, check_text, decoded, unmarked};
 
 /// Generated texts.
 const GENERATED_TEXTS: usize = 1024;
-/// Texts that are read from a file.
+/// Texts that are read from a file, as the help of `--corpus` says.
 const FILE_TEXTS_MAX: usize = 20_000;
 
 /// Texts to measure with, in an order in which every beginning has the lengths of the whole.
@@ -82,15 +84,20 @@ impl Corpus {
         files.iter().map(Self::read).collect()
     }
 
-    /// The lines of a file that are texts, none longer than the service takes.
+    /// The first lines of a file that are texts, none longer than the service takes.
     fn read(named: &Named) -> Result<Self, Failure> {
         let path = named.path.display();
-        let content = std::fs::read(&named.path)
-            .map_err(|error| Failure::refused(format!("can't read {path}: {error}")))?;
-        let lines = unmarked(&content).split(|byte| *byte == b'\n').zip(1_u64..);
-        let texts = lines
-            .filter_map(|(line, number)| text(line, &format!("{path}, line {number}")).transpose());
-        let texts = texts.take(FILE_TEXTS_MAX).collect::<Result<Vec<_>, _>>()?;
+        let unread = |error: io::Error| Failure::refused(format!("can't read {path}: {error}"));
+        let file = File::open(&named.path).map_err(unread)?;
+        let mut texts = Vec::new();
+        for (line, number) in BufReader::new(file).split(b'\n').zip(1_u64..) {
+            let line = line.map_err(unread)?;
+            let line = if number == 1 { unmarked(&line) } else { &line[..] };
+            texts.extend(text(line, &format!("{path}, line {number}"))?);
+            if texts.len() == FILE_TEXTS_MAX {
+                break;
+            }
+        }
         if texts.is_empty() {
             return Err(Failure::refused(format!("{path} has no texts")));
         }
@@ -160,6 +167,9 @@ pub fn calls(texts: &[String], most: usize) -> impl Iterator<Item = &[String]> {
 
 #[cfg(test)]
 mod tests {
+    use nix::sys::stat::Mode;
+    use nix::unistd::mkfifo;
+
     use super::*;
 
     #[test]
@@ -264,6 +274,23 @@ mod tests {
         let error = read(format!("one\n\n{full}x\n").as_bytes()).unwrap_err().message().to_owned();
         let expected = format!("{}, line 3: longer than {} bytes", path.display(), full.len());
         assert!(error.starts_with(&expected), "{error}");
+    }
+
+    #[test]
+    fn no_more_of_a_file_is_read_than_is_measured() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("log");
+        mkfifo(&path, Mode::S_IRWXU).unwrap();
+        // What follows is no text, and more than a pipe and its reader hold.
+        let content = [b"a text\n".repeat(FILE_TEXTS_MAX), vec![b'\xff'; 4 << 20]].concat();
+        std::thread::scope(|scope| {
+            let written = scope.spawn(|| std::fs::write(&path, &content));
+            let named = path.display().to_string().parse().unwrap();
+            let texts = Corpus::read_all(&[named]).unwrap().remove(0).texts;
+            assert_eq!(texts.len(), FILE_TEXTS_MAX);
+            let error = written.join().unwrap().unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::BrokenPipe);
+        });
     }
 
     #[test]

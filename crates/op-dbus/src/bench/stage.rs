@@ -73,21 +73,28 @@ impl Stage {
         let named = named.map(|address| address.parse::<Bus>()).transpose();
         let named = named
             .map_err(|reason| Failure::usage(format!("--bus or OP_DBUS_BUS is wrong: {reason}")))?;
-        let cache = cache_instead_of(&load(&Flags::new())?.settings.cache_dir)
+        let settings = load(&Flags::new())?.settings;
+        let cache = cache_instead_of(&settings.cache_dir)
             .map_err(|error| Failure::refused(format!("no temporary folder: {error}")))?;
-        let mut common: Flags = ["quota_tokens", "queue_tokens_max"]
-            .map(|key| (key.to_owned(), ADMITTED_TOKENS.to_owned()))
-            .into();
-        // Texts come again and again, and are to be computed each time.
-        common.insert("cache_bytes".to_owned(), "0".to_owned());
+        let mut common: Flags = [
+            ("quota_tokens", ADMITTED_TOKENS),
+            ("queue_tokens_max", ADMITTED_TOKENS),
+            // Texts come again and again, and are to be computed each time.
+            ("cache_bytes", "0"),
+            // What waits for its turn would be unloaded, and its next figure have the load in it.
+            ("idle_unload_s", "0"),
+        ]
+        .map(|(key, value)| (key.to_owned(), value.to_owned()))
+        .into();
         if let Some(folder) = &cache {
             common.insert("cache_dir".to_owned(), folder.path().to_string_lossy().into_owned());
         }
         let mut stage = Self { targets: Vec::new(), spawned: Vec::new(), common, _cache: cache };
+        let variants = product(&args.compared, &settings)?;
         match named {
-            Some(address) => stage.set_beside(args, address, &places).await?,
+            Some(address) => stage.set_beside(args, address, variants, &places).await?,
             None => {
-                for (variant, flags) in product(&args.compared)?.into_iter().enumerate() {
+                for (variant, flags) in variants.into_iter().enumerate() {
                     stage.set_variant(variant, flags, &places).await?;
                 }
             }
@@ -100,11 +107,12 @@ impl Stage {
         &mut self,
         args: &Args,
         address: Bus,
+        variants: Vec<Flags>,
         places: &[Place],
     ) -> Result<(), Failure> {
         if !args.compared.is_empty() {
             // A wrong value is told first.
-            for flags in product(&args.compared)? {
+            for flags in variants {
                 load(&flags)?;
             }
             return Err(Failure::usage(
@@ -118,9 +126,14 @@ impl Stage {
         let remote = Remote::new(address, service);
         let served = remote.facts().await?;
         let mut flags = self.common.clone();
-        let level = args.compared.level.first().unwrap_or(&served.level);
-        if !level.is_empty() {
-            name_level(&mut flags, level);
+        if let Some(level) = args.compared.level.first().filter(|level| **level != served.level) {
+            let serves = if served.level.is_empty() { &served.model } else { &served.level };
+            return Err(Failure::usage(format!(
+                "the service serves {serves}, not {level}: leave --level out, or use --spawn"
+            )));
+        }
+        if !served.level.is_empty() {
+            name_level(&mut flags, &served.level);
         }
         if places.contains(&Place::Engine) {
             self.add_engine(0, load(&flags)?).await?;
@@ -184,7 +197,7 @@ impl Stage {
         {
             return Err(Failure::refused(format!(
                 "the service embeds with {} in {} and the engine here with {} in {}: compare like with like \
-                 (--level; with --spawn also --provider and --precision), or measure one place alone (--at)",
+                 (--spawn with --level, --provider and --precision), or measure one place alone (--at)",
                 facts.model, facts.precision, local.model, local.precision
             )));
         }
