@@ -31,6 +31,7 @@ tests! {
     a_group_alone_embeds: [Bus, Root, Busctl],
     polkit_lets_through_and_refuses: [Bus, Root, Busctl, Polkit],
     without_polkit_nothing_is_let_through: [Bus, Root, Busctl],
+    nobody_is_asked_for_rights_to_what_is_pinned: [Bus, Root, Busctl],
     polkit_is_asked_about_the_caller: [Bus, Root, Busctl],
     polkit_that_allows_late_allows_nothing: [Bus, Root],
 }
@@ -171,6 +172,16 @@ async fn without_polkit_nothing_is_let_through() -> Outcome {
     // These are not asked about.
     set_level(&bus, SERVICE, &[], "none").await?.success()?;
     set_level(&bus, User { name: "root", id: 0 }, &[], "low").await?.success()?;
+    daemon.stop().await
+}
+
+async fn nobody_is_asked_for_rights_to_what_is_pinned() -> Outcome {
+    let (users, bus) = Users::on_a_bus(&[]).await?;
+    let setup = Setup::sim()?.flag("--vector-level=low").of_the_service()?;
+    let daemon = users.serve(&setup, &bus, "").await?;
+    assert_eq!(daemon.settled().await?, "ready", "{}", daemon.process.stderr());
+    let refused = set_level(&bus, MEMBER, &[], "none").await?;
+    assert!(refused.stderr.contains("is pinned by"), "{}", refused.stderr);
     daemon.stop().await
 }
 

@@ -17,7 +17,7 @@ tests! {
 }
 
 /// Packed weights, calibrations, compiled graphs and costs are others by their names alone.
-const FILES: Kind = Kind { finished: "kept", unfinished: ".keeping-" };
+const FILES: Kind = Kind { finished: "kept", unfinished: ".keeping-", kept: 12 };
 
 /// The file, and what is written to it.
 const NAME: &str = "one.kept";

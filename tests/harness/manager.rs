@@ -11,6 +11,9 @@ use super::{Outcome, within};
 /// A message of our own, before which stands all that was told by then.
 const NOW: &str = "X_NOW=1";
 
+/// systemd drops longer ones.
+const MESSAGE_BYTES_MAX: usize = 4096;
+
 /// A socket on which the daemon tells how it is.
 pub struct ServiceManager {
     told: Mutex<UnboundedReceiver<String>>,
@@ -24,8 +27,9 @@ impl ServiceManager {
         let (sender, told) = unbounded_channel();
         // At once: a socket holds few messages that nobody has read, and then the daemon waits.
         tokio::spawn(async move {
-            let mut buffer = vec![0; 4096];
+            let mut buffer = vec![0; 64 << 10];
             while let Ok(bytes) = socket.recv(&mut buffer).await {
+                assert!(bytes <= MESSAGE_BYTES_MAX, "systemd drops a message of {bytes} bytes");
                 // Nobody listens at the end of a test.
                 let _ = sender.send(String::from_utf8_lossy(&buffer[..bytes]).into_owned());
             }

@@ -35,6 +35,9 @@ const DRAIN_TIME: Duration = Duration::from_secs(20);
 /// The last replies are on their way by then, also on a busy machine; anything longer is a peer that does not read.
 /// Together with `DRAIN_TIME` it leaves some of the unit's `TimeoutStopSec` for the rest of the end.
 const FLUSH_TIME: Duration = Duration::from_secs(5);
+/// How often the manager is asked for what is left of the time of a start: one message can't ask for more than 71
+/// minutes.
+const EXTEND_EVERY: Duration = Duration::from_secs(60);
 
 /// Why the daemon ends other than by being told to.
 #[derive(Debug, thiserror::Error)]
@@ -215,13 +218,7 @@ async fn told_to_stop(mut terminate: Signal, mut interrupt: Signal) {
 /// than the settings demand is told to `refuse` instead: an index must not be filled with them.
 async fn load_and_tell(service: Service, refuse: oneshot::Sender<Arc<service::Error>>) {
     let mut changes = service.watch();
-    {
-        // Holds the first engines, and is not to do so for ever.
-        let now = service.now();
-        notify::status(&now.summary());
-        notify::extend_timeout(start_time_max(now.settings()));
-    }
-    if let Some(error) = service.start().await
+    if let Some(error) = start(&service).await
         && matches!(*error, service::Error::Dimensions { .. })
     {
         // Nobody listens only when the daemon is stopping already.
@@ -260,6 +257,26 @@ async fn load_and_tell(service: Service, refuse: oneshot::Sender<Arc<service::Er
                 return;
             },
             () = moved => {}
+        }
+    }
+}
+
+/// Loads the first model, while the manager is told how much longer that may take.
+async fn start(service: &Service) -> Option<Arc<service::Error>> {
+    let deadline = {
+        // Holds the first engines, and is not to do so for ever.
+        let now = service.now();
+        notify::status(&now.summary());
+        Instant::now() + start_time_max(now.settings())
+    };
+    let mut start = pin!(service.start());
+    loop {
+        // A stop has its own time, which this would extend as well.
+        if !matches!(service.now().phase, service::Phase::Draining(_)) {
+            notify::extend_timeout(deadline.saturating_duration_since(Instant::now()));
+        }
+        if let Ok(end) = timeout(EXTEND_EVERY, &mut start).await {
+            return end;
         }
     }
 }

@@ -2,16 +2,20 @@
 
 use std::time::Duration;
 
+use op_dbus_models::printable;
 use sd_notify::NotifyState;
 
-/// Calls are answered from now on; `status` is one line for people.
+/// Characters of a status. systemd drops a whole message of more than 4096 bytes, and READY with it.
+const STATUS_CHARS_MAX: usize = 900;
+
+/// Calls are answered from now on; `status` is for people.
 pub fn ready(status: &str) {
-    send(&[NotifyState::Ready, NotifyState::Status(status)]);
+    send(&[NotifyState::Ready, NotifyState::Status(&line(status))]);
 }
 
-/// One line for people: what the service does now.
+/// For people: what the service does now.
 pub fn status(status: &str) {
-    send(&[NotifyState::Status(status)]);
+    send(&[NotifyState::Status(&line(status))]);
 }
 
 /// The settings are being read again; [`ready`] must follow.
@@ -22,9 +26,9 @@ pub fn reloading() {
     }
 }
 
-/// The service is going down; `status` is one line for people.
+/// The service is going down; `status` is for people.
 pub fn stopping(status: &str) {
-    send(&[NotifyState::Stopping, NotifyState::Status(status)]);
+    send(&[NotifyState::Stopping, NotifyState::Status(&line(status))]);
 }
 
 /// The start or the stop takes longer: the manager waits this much from now on.
@@ -38,9 +42,31 @@ pub fn watchdog() {
     send(&[NotifyState::Watchdog]);
 }
 
+/// A status on one line, cut: what stands on another line of a message is an order to the manager, and a status may
+/// quote what others have written.
+fn line(status: &str) -> String {
+    printable(&status.replace(['\n', '\r'], " "), STATUS_CHARS_MAX)
+}
+
 /// A manager that cannot be told is no reason to stop serving.
 fn send(state: &[NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(state) {
         tracing::warn!("the service manager could not be told: {error}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::line;
+
+    #[test]
+    fn a_status_is_one_line_that_fits_a_message() {
+        assert_eq!(line("Serving sim on sim:0"), "Serving sim on sim:0");
+        let told = line(&"a\nMAINPID=1\r".repeat(900));
+        assert!(told.starts_with("a MAINPID=1 a MAINPID=1 a"), "{told}");
+        assert!(!told.contains(char::is_control), "{told}");
+        for long in [told, line(&"\u{1f9ed}".repeat(9000))] {
+            assert!(long.len() < 4000, "{}", long.len());
+        }
     }
 }

@@ -12,7 +12,7 @@ use crate::kept::{self, Kind, use_now};
 use crate::{COMPILER_VERSION, Family, Recipe};
 
 /// The graphs in the cache.
-const GRAPHS: Kind = Kind { finished: "graph", unfinished: ".building-" };
+const GRAPHS: Kind = Kind { finished: "graph", unfinished: ".building-", kept: 12 };
 
 /// Bytes behind the graph in an entry: the SHA-256 of key and graph.
 const SEAL_BYTES: usize = 32;

@@ -11,9 +11,6 @@ use std::time::SystemTime;
 use nix::unistd::geteuid;
 use tempfile::NamedTempFile;
 
-/// Files of a kind that are kept.
-const KEPT_MAX: usize = 12;
-
 /// A kind of files that lie in one folder, which may have others as well.
 #[derive(Clone, Copy, Debug)]
 pub struct Kind {
@@ -21,6 +18,8 @@ pub struct Kind {
     pub finished: &'static str,
     /// How the names of files begin that are still being written.
     pub unfinished: &'static str,
+    /// How many files are kept, of those that are whole: few of what is as large as a model.
+    pub kept: usize,
 }
 
 impl Kind {
@@ -84,7 +83,7 @@ impl Kind {
         });
         let mut finished: Vec<_> = finished.collect();
         finished.sort_unstable();
-        let surplus = finished.len().saturating_sub(KEPT_MAX);
+        let surplus = finished.len().saturating_sub(self.kept);
         for (_, path) in &finished[..surplus] {
             // What can't be removed stays for the next one.
             let _ = fs::remove_file(path);
@@ -151,18 +150,19 @@ mod tests {
 
     use super::*;
 
-    const KIND: Kind = Kind { finished: "whole", unfinished: ".making-" };
+    const KEPT: usize = 12;
+    const KIND: Kind = Kind { finished: "whole", unfinished: ".making-", kept: KEPT };
 
     #[test]
     fn what_nobody_uses_any_more_is_forgotten() {
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| folder.path().join(name);
         let made = |age: usize| path(&format!("{age}.whole"));
-        for age in 1..=KEPT_MAX + 1 {
+        for age in 1..=KEPT + 1 {
             let file = File::create(made(age)).unwrap();
             file.set_modified(SystemTime::now() - Duration::from_secs(age as u64 * 60)).unwrap();
         }
-        use_now(&File::open(made(KEPT_MAX + 1)).unwrap());
+        use_now(&File::open(made(KEPT + 1)).unwrap());
         for other in ["other", ".making-killed"] {
             fs::write(path(other), "").unwrap();
         }
@@ -171,8 +171,8 @@ mod tests {
         KIND.make(&made(0), |file| file.write_all(b"new")).unwrap();
         assert_eq!(fs::read(made(0)).unwrap(), b"new");
         let is_there = |age: usize| made(age).exists();
-        assert!((0..KEPT_MAX - 1).all(is_there) && is_there(KEPT_MAX + 1));
-        assert!(!is_there(KEPT_MAX - 1) && !is_there(KEPT_MAX));
+        assert!((0..KEPT - 1).all(is_there) && is_there(KEPT + 1));
+        assert!(!is_there(KEPT - 1) && !is_there(KEPT));
         assert!(path("other").exists() && path(".making-now").exists());
         assert!(!path(".making-killed").exists());
     }

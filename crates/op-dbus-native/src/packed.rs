@@ -26,7 +26,7 @@ const MAGIC: &[u8; 16] = b"op-dbus weights\n";
 const HEADER_BYTES: usize = 4096;
 
 /// Packed weights in the cache.
-const WEIGHTS: Kind = Kind { finished: "packed", unfinished: ".packing-" };
+const WEIGHTS: Kind = Kind { finished: "packed", unfinished: ".packing-", kept: 12 };
 
 /// What the header of a cache file says.
 #[derive(Debug, Serialize, Deserialize)]

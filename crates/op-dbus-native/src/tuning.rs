@@ -28,7 +28,7 @@ const MEASUREMENTS: u32 = 5;
 const BATCH_TOKENS: RangeInclusive<usize> = 128..=2048;
 
 /// Records in the cache.
-const RECORDS: Kind = Kind { finished: "json", unfinished: ".tuning-" };
+const RECORDS: Kind = Kind { finished: "json", unfinished: ".tuning-", kept: 12 };
 
 /// More than this many preemptions a second are the work of other programs, not of the kernel's own
 /// threads: an idle machine has a few, one that shares its CPUs with a build some hundred.

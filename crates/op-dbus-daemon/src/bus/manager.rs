@@ -76,6 +76,7 @@ impl Manager {
         let action = (CONFIGURE, "change the vector level");
         let wanted = |service: Service| {
             let level = parse_level(&level)?;
+            service.may_set_level(level)?;
             Ok(async move { service.set_level(level).await })
         };
         self.change(connection, &header, action, wanted).await

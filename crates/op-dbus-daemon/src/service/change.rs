@@ -39,6 +39,15 @@ impl Service {
         }
     }
 
+    /// Whether another level may be served, as far as the settings say.
+    ///
+    /// # Errors
+    /// `Pinned`.
+    pub fn may_set_level(&self, level: Level) -> Result<(), Error> {
+        self.now().loaded.with("vector_level", level.as_str())?;
+        refuse_overruled(&self.now().loaded, level)
+    }
+
     /// Serves another level from now on, and after a restart.
     ///
     /// # Errors

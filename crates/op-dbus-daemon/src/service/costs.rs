@@ -24,8 +24,8 @@ const SIZES_MAX: usize = 64;
 /// A batch that takes longer than this, in microseconds, is not waited for.
 const US_MAX: u64 = 600_000_000;
 
-/// Costs in the cache.
-const COSTS: Kind = Kind { finished: "json", unfinished: ".costing-" };
+/// Costs in the cache: a small file for each device and each model.
+const COSTS: Kind = Kind { finished: "json", unfinished: ".costing-", kept: 512 };
 
 /// The file.
 #[derive(Serialize, Deserialize)]
@@ -268,6 +268,22 @@ pub(super) mod tests {
         let unique: std::collections::HashSet<_> = paths.iter().collect();
         assert_eq!(unique.len(), paths.len(), "{paths:?}");
         assert!(!cpu().is_empty() || cfg!(not(target_arch = "x86_64")));
+    }
+
+    #[test]
+    fn what_is_measured_on_many_devices_is_kept_of_each() {
+        let root = tempfile::tempdir().unwrap();
+        let (blueprint, settings) = (blueprint(), settings(&root));
+        let place = |n: usize| {
+            let device = format!("cuda:{n}");
+            Place::of((0, device.as_str()), &blueprint, &settings, &[])
+        };
+        let places: Vec<Place> = (0..20).map(place).collect();
+        let costs = vec![BatchCost { tokens: 12, us: 90 }];
+        for place in &places {
+            place.save(costs.clone());
+        }
+        assert!(places.iter().all(|place| place.read() == costs));
     }
 
     #[test]

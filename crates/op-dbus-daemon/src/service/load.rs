@@ -386,10 +386,11 @@ fn batch_limits(settings: &Settings, host: &Host) -> BatchLimits {
 
 /// How long the service manager has to allow for the first load: each provider that is asked for may take
 /// its time before the next one is tried, and one that is tried in two precisions twice as long. Where all devices are
-/// asked for the first one is loaded before, to tell how many there are.
+/// asked for the first one is loaded before, to tell how many there are. A device that hangs may do so in the batches
+/// by which it proves itself.
 pub(crate) fn start_time_max(settings: &Settings) -> Duration {
     // Reading and checking the files comes on top of what the workers may take.
-    let one = Duration::from_secs(settings.load_timeout_s + 30);
+    let one = Duration::from_secs(settings.load_timeout_s + settings.batch_timeout_s + 30);
     let again = usize::from(settings.precision == Precision::Auto);
     let each = if settings.gpu_device == Devices::All { 2 } else { 1 };
     one * u32::try_from(each * (1 + settings.fallback.len() + again)).unwrap_or(u32::MAX)

@@ -25,14 +25,14 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::thread;
-use std::time::{Instant, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use futures_util::FutureExt;
 use futures_util::future::join_all;
 use op_dbus_engine::{CancellationToken, Error as EngineError, Kept};
 use op_dbus_models::Level;
 use tokio::sync::{Mutex, Notify, Semaphore, oneshot, watch};
-use tokio::time::{sleep_until, timeout_at};
+use tokio::time::{sleep_until, timeout, timeout_at};
 use tokio_util::task::TaskTracker;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
@@ -51,6 +51,9 @@ pub use served::{Choice, MakeSink, Options, Request, Served};
 pub use worker::{Blueprint, Crew, Spawner, WorkerProgram};
 
 pub(crate) use load::start_time_max;
+
+/// A disk that takes longer than this for what batches were seen to cost is not waited for: replies are yet to leave.
+const KEEP_TIME: Duration = Duration::from_secs(3);
 
 /// The service. Cheap to clone.
 ///
@@ -219,7 +222,7 @@ impl Service {
         let _ = timeout_at(deadline.into(), self.0.replies.wait()).await;
         // Before the disk is waited for, with which no caller has to do.
         self.0.ended.cancel();
-        before.fleet.close().await;
+        let _ = timeout(KEEP_TIME, before.fleet.close()).await;
     }
 
     /// Has a [`Service::drain`] wait for a reply, as for what is computed, until this is dropped.

@@ -383,8 +383,11 @@ fn numbers_of_devices_are_of_what_was_asked_for() {
 }
 
 #[test]
-fn a_start_may_take_longer_where_the_first_device_is_asked_for_the_others() {
+fn a_start_may_take_as_long_as_all_that_is_tried_in_it() {
     let root = tempfile::tempdir().unwrap();
     let time = |devices| start_time_max(&loaded(&root, &[("gpu_device", devices)]).settings);
     assert_eq!(time("all"), 2 * time("0"));
+    let slow = [("batch_timeout_s", "600"), ("fallback", "cpu"), ("precision", "f32")];
+    let time = start_time_max(&loaded(&root, &slow).settings);
+    assert!(time >= 2 * Duration::from_secs(720), "as first batches may, too: {time:?}");
 }

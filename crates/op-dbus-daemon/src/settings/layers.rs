@@ -134,16 +134,19 @@ pub(super) fn defaults(sources: &Sources) -> Vec<Layer> {
         _ => Entry::new(row.key, row.default),
     });
     let mut layers = vec![Layer::new(Place::Default, entries.collect())];
-    let mut offer = |variable: &'static str, key: &str, wanted: bool| {
-        let value = sources.env.get(&OsString::from(variable)).and_then(|value| value.to_str());
-        // systemd joins several folders by colons; the first one is ours.
-        let value = value.map(|value| value.split(':').next().unwrap_or_default());
-        if let Some(value) = value.filter(|value| wanted && !value.is_empty()) {
-            layers.push(Layer::new(Place::Offered(variable), vec![Entry::new(key, value)]));
-        }
+    let (variable, key) = match sources.service {
+        true => ("CACHE_DIRECTORY", "cache_dir"),
+        false => ("ORT_DYLIB_PATH", "runtime"),
     };
-    offer("CACHE_DIRECTORY", "cache_dir", sources.service);
-    offer("ORT_DYLIB_PATH", "runtime", !sources.service);
+    let mut value = sources.env.get(&OsString::from(variable)).and_then(|value| value.to_str());
+    if sources.service {
+        // systemd joins several folders by colons; the first one is ours.
+        value = value.and_then(|value| value.split(':').next());
+    }
+    // For another program it may be a name that is looked up among the system's libraries.
+    if let Some(value) = value.filter(|value| Path::new(value).is_absolute()) {
+        layers.push(Layer::new(Place::Offered(variable), vec![Entry::new(key, value)]));
+    }
     layers
 }
 

@@ -114,13 +114,13 @@ impl Loaded {
     }
 
     /// Reads the same sources again, and the state file that has been in use: that, as all that is read at
-    /// the start, stays what it was, and the warnings tell what waits for a restart.
+    /// the start, stays what it was, and the warnings tell what waits for a restart. Where that file can't be used
+    /// any more, what it had stays in force.
     ///
     /// # Errors
     /// All mistakes in all sources; the settings in `self` still hold.
     pub fn reload(&self) -> Result<Loaded, Mistakes> {
-        let start = self.start.clone().unwrap_or_else(|| Arc::new(self.clone()));
-        load(&self.sources, Some(start))
+        load(&self.sources, Some(self))
     }
 
     /// Puts what counts since the start in the place of what was read since; one sentence for each that is
@@ -203,9 +203,9 @@ impl Loaded {
     }
 }
 
-/// Reads, checks and puts together; see [`Settings::load`]. Of a service that runs the state file that is in
-/// use is read in place of the one that the settings name.
-pub(super) fn load(sources: &Sources, start: Option<Arc<Loaded>>) -> Result<Loaded, Mistakes> {
+/// Reads, checks and puts together; see [`Settings::load`]. Of a service that runs, with settings that are `in_use`,
+/// their state file is read in place of the one that the settings name.
+pub(super) fn load(sources: &Sources, in_use: Option<&Loaded>) -> Result<Loaded, Mistakes> {
     let (mut mistakes, mut outer_mistakes) = (Vec::new(), Vec::new());
     let environment = layers::environment(sources, &mut outer_mistakes);
     let outer =
@@ -223,9 +223,13 @@ pub(super) fn load(sources: &Sources, start: Option<Arc<Loaded>>) -> Result<Load
 
     let state_file = last(&outer, "state_file").or_else(|| last(&layers, "state_file"));
     let named = state_file.and_then(|layer| layer.value("state_file")?.as_str());
-    let in_use = start.as_ref().map(|start| start.state.path());
-    let path = in_use.unwrap_or(Path::new(named.unwrap_or_default()));
-    let (state, unusable) = StateFile::look(path);
+    let in_use_state = in_use.map(|loaded| &loaded.state);
+    let path = in_use_state.map_or(Path::new(named.unwrap_or_default()), StateFile::path);
+    let (mut state, unusable) = StateFile::look(path);
+    let known = in_use_state.filter(|_| unusable.is_some()).map(StateFile::settings);
+    for (key, value) in known.into_iter().flatten() {
+        state.set(key, value.clone());
+    }
     let mut ignored = Vec::new();
     let of_files = layers.len();
     layers.push(check(layers::state(&state), &mut ignored));
@@ -242,21 +246,34 @@ pub(super) fn load(sources: &Sources, start: Option<Arc<Loaded>>) -> Result<Load
         return Err(Mistakes(mistakes));
     }
     let mut loaded = assemble(layers, Parts { state, warnings, sources: sources.clone() })?;
+    let start =
+        in_use.map(|loaded| loaded.start.clone().unwrap_or_else(|| Arc::new(loaded.clone())));
     let waiting = loaded.hold(start);
     let in_vain = in_vain::sentences(&loaded);
     loaded.warnings.extend(waiting.into_iter().chain(in_vain).map(told));
     // Last: beside a mistake nobody would be told that it was moved, and next time it is missing, which is no
     // reason to tell anything.
-    let of_file = state_warnings(sources, loaded.state.path(), unusable);
+    let of_file = state_warnings(&mut loaded, unusable);
     loaded.warnings.splice(0..0, of_file.into_iter().map(of_state));
     Ok(loaded)
 }
 
-fn state_warnings(sources: &Sources, path: &Path, unusable: Option<Unusable>) -> Vec<String> {
-    match sources.repair_state {
-        true => StateFile::repair(path, unusable),
-        false => unusable.map(|unusable| not_used(path, &unusable.reason())).into_iter().collect(),
+fn state_warnings(loaded: &mut Loaded, unusable: Option<Unusable>) -> Vec<String> {
+    let path = loaded.state.path();
+    if !loaded.sources.repair_state {
+        return unusable.map(|unusable| not_used(path, &unusable.reason())).into_iter().collect();
     }
+    let is_known = unusable.is_some() && !loaded.state.settings().is_empty();
+    let mut warnings = StateFile::repair(path, unusable);
+    if is_known && let Some(told) = warnings.last_mut() {
+        // At once: the next reload would find none, which takes back all changes.
+        let end = match loaded.state.save() {
+            Ok(()) => "is written anew".to_owned(),
+            Err(error) => format!("can't be written anew: {error}"),
+        };
+        told.push_str(&format!("; what was changed over the bus stays in force, and {end}"));
+    }
+    warnings
 }
 
 /// The last layer that has the key.

@@ -93,8 +93,8 @@ pub const ROWS: &[Row] = &[
         key: "runtime",
         kind: Kind::Path { optional: true },
         doc: "The ONNX Runtime library, for `cpu_engine = ort` and for every accelerator. When it is not set, those \
-              that `op-dbus runtime pull` has put beside the models are used. `ORT_DYLIB_PATH` counts \
-              as its default, except in the system service.",
+              that `op-dbus runtime pull` has put beside the models are used. `ORT_DYLIB_PATH`, \
+              if it is an absolute path, counts as its default, except in the system service.",
         ..Row::of(Group::Provider)
     },
     Row {

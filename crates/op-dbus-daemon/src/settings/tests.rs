@@ -4,6 +4,7 @@ mod generated;
 mod in_vain;
 mod options;
 mod precedence;
+mod state;
 mod values;
 mod writers;
 

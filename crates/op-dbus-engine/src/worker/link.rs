@@ -9,7 +9,8 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
 
 use super::protocol::{
-    Answer, MESSAGE_BYTES_MAX, ReceiveError, Request, VERSION, receive_message, send_message, write,
+    Answer, MESSAGE_BYTES_MAX, ReceiveError, Request, TEXT_CHARS_MAX, VERSION, receive_message,
+    send_message, write,
 };
 use super::region::{Region, SLOTS};
 use super::{RegionShape, Timeouts};
@@ -22,7 +23,7 @@ use crate::usage::MemoryUse;
 /// No process has more, whatever it says. They are added up.
 const PROCESS_BYTES_MAX: u64 = 1 << 48;
 
-/// Bytes of the name of a provider, a device or a precision. They are kept, and told in replies.
+/// Bytes of a name that a worker tells, such as that of its device. They are kept, and told in replies.
 const NAME_BYTES_MAX: usize = 256;
 
 /// A worker that has not said yet that it is loaded, or has.
@@ -94,22 +95,25 @@ impl Link {
                     description.devices
                 )))
             }
-            Ok(Answer::Ready { description }) if longest_name(&description) > NAME_BYTES_MAX => {
-                Err(other(format!(
-                    "the worker tells a name of {} bytes of its provider, its device or its precision, and none \
-                     has more than {NAME_BYTES_MAX}",
-                    longest_name(&description)
-                )))
-            }
             Ok(Answer::Ready { description }) => {
+                let Description { provider, device, precision, engine, isa, .. } = &description;
+                for name in [provider, device, precision, engine, isa] {
+                    check_name(name).map_err(|why| other(format!("the worker tells {why}")))?;
+                }
                 let load_ms = u64::try_from(start.elapsed().as_millis()).unwrap_or(u64::MAX);
-                Ok(Description { pid, load_ms, ..description })
+                let sandbox = one_line(&description.sandbox);
+                Ok(Description { pid, load_ms, sandbox, ..description })
             }
-            Ok(Answer::Unloadable { kind, message }) => Err(BackendError::Load { kind, message }),
+            Ok(Answer::Unloadable { kind, message }) => {
+                Err(BackendError::Load { kind, message: one_line(&message) })
+            }
             Ok(Answer::Done { .. } | Answer::Trimmed { .. } | Answer::Failed { .. }) => {
                 Err(other("the worker answered before it was asked; see its messages above".into()))
             }
-            Err(error) => Err(other(format!("the worker did not load: {}", with_causes(&error)))),
+            Err(error) => {
+                let why = one_line(&with_causes(&error));
+                Err(other(format!("the worker did not load: {why}")))
+            }
         }
     }
 
@@ -207,12 +211,7 @@ impl Link {
 
     /// Takes note of a device: what is known of each is kept, so that a worker may not tell of ever new ones.
     fn moves_to(&mut self, device: &str) -> Result<(), BackendError> {
-        let bytes = device.len();
-        if bytes > NAME_BYTES_MAX {
-            return Err(BackendError::Lost(format!(
-                "it tells a name of {bytes} bytes of its device, and none has more than {NAME_BYTES_MAX}"
-            )));
-        }
+        check_name(device).map_err(|why| BackendError::Lost(format!("it tells {why}")))?;
         if !self.devices.contains(device) {
             self.devices.insert(device.to_owned());
         }
@@ -235,7 +234,7 @@ impl Link {
         receive_message(&self.socket, Some(self.run_timeout)).map_err(|error| {
             // What lies there unread may be the batch that was begun.
             self.has_read_nothing = matches!(error, ReceiveError::Unread) && self.begun.is_none();
-            BackendError::Lost(with_causes(&error))
+            BackendError::Lost(one_line(&with_causes(&error)))
         })
     }
 
@@ -251,15 +250,31 @@ impl Link {
     }
 }
 
-/// Bytes of the longest of the names that are kept and told.
-fn longest_name(Description { provider, device, precision, .. }: &Description) -> usize {
-    provider.len().max(device.len()).max(precision.len())
+/// What is wrong with a name that a worker tells. It stands on lines of the log and of what the service manager is
+/// told, which would be two.
+fn check_name(name: &str) -> Result<(), String> {
+    let bytes = name.len();
+    if bytes > NAME_BYTES_MAX {
+        return Err(format!("a name of {bytes} bytes, and none has more than {NAME_BYTES_MAX}"));
+    }
+    match name.contains(char::is_control) {
+        true => Err(format!("the name {name:?}, and none has control characters")),
+        false => Ok(()),
+    }
+}
+
+/// What a worker says in words, which may quote anything, as it is told on.
+fn one_line(words: &str) -> String {
+    let plain = |char: char| if char.is_control() { ' ' } else { char };
+    words.chars().take(TEXT_CHARS_MAX).map(plain).collect()
 }
 
 /// What an answer means that is not the one that was hoped for.
 fn unexpected(answer: Answer, asked: u64) -> BackendError {
     match answer {
-        Answer::Failed { number, failure, message } if number == asked => failure.error(message),
+        Answer::Failed { number, failure, message } if number == asked => {
+            failure.error(one_line(&message))
+        }
         _ => BackendError::Lost(format!("it did not answer to batch {asked}")),
     }
 }

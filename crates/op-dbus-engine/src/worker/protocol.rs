@@ -21,7 +21,7 @@ pub(super) const VERSION: u32 = 7;
 pub(super) const MESSAGE_BYTES_MAX: usize = 8192;
 
 /// Characters of an error's text in a message: even if JSON needs six bytes for each, it fits.
-const TEXT_CHARS_MAX: usize = 1024;
+pub(super) const TEXT_CHARS_MAX: usize = 1024;
 
 /// What the engine says.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]

@@ -17,6 +17,7 @@ use crate::sim::{Faults, Faulty, SimBackend};
 use crate::usage::{BufferUse, MemoryUse};
 
 mod begun;
+mod words;
 
 const SHAPE: RegionShape = RegionShape { tokens_max: 64, rows_max: 8, dimensions: 4 };
 const PATIENT: Timeouts = Timeouts { load: Duration::from_secs(60), run: Duration::from_secs(60) };
@@ -200,14 +201,6 @@ fn what_d_bus_cannot_carry_is_a_lost_worker() {
 
 fn done_on(number: u64, device: &str) -> Answer {
     Answer::Done { number, device: Some(device.to_owned()), memory: MemoryUse::default() }
-}
-
-#[test]
-fn a_device_with_a_long_name_is_a_lost_worker() {
-    let answer = |socket: &OwnedFd| {
-        send_message(socket, &done_on(1, &"x".repeat(4096))).unwrap();
-    };
-    lost_because(&run_with(PATIENT, answer), "a name of 4096 bytes");
 }
 
 /// Of each the engine keeps what it costs.

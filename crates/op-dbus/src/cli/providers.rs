@@ -44,7 +44,7 @@ fn line(provider: &Value, coloured: bool) -> String {
     let words = |key: &str| -> Vec<&str> {
         provider[key].as_array().into_iter().flatten().filter_map(Value::as_str).collect()
     };
-    let devices = words("devices").join(", ");
+    let devices = printable(&words("devices").join(", "), 400);
     let (state, shade) = match (text("reason"), devices.is_empty()) {
         ("", false) => (format!("computes on {devices}"), Colour::Good),
         ("", true) => ("can compute".to_owned(), Colour::Good),

@@ -128,9 +128,15 @@ fn verify(
 
 fn remove(store: &RuntimeStore, providers: &[String], json: bool) -> Result<(), Failure> {
     all_known(providers)?;
+    let mut removed = Vec::new();
     for provider in providers {
-        store.remove(provider)?;
-        tell(provider, "removed", None, json)?;
+        // Which several may share.
+        let library = manifest::provider(provider)?.0.folder_name();
+        if !removed.contains(&library) {
+            store.remove(provider)?;
+            tell(provider, "removed", None, json)?;
+            removed.push(library);
+        }
     }
     Ok(())
 }

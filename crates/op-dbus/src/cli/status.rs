@@ -141,12 +141,14 @@ impl Report<'_> {
     }
 
     fn computes(&self) -> String {
-        let provider = self.status("provider");
+        let said = |key| printable(self.status(key), 200);
+        let provider = said("provider");
         if provider.is_empty() {
             return String::new();
         }
-        let engine = [self.status("engine"), self.status("isa")];
-        let mut line = computes(provider, engine, self.status("precision"));
+        let engine = [said("engine"), said("isa")];
+        let mut line =
+            computes(&provider, engine.each_ref().map(String::as_str), &said("precision"));
         let reason = self.status("fallback_reason");
         if !reason.is_empty() {
             let asked = self.status("requested_provider");
@@ -283,7 +285,7 @@ pub(super) fn device_line(device: &Value) -> Option<String> {
 
 /// A worker's line; the model in force needs no mention.
 fn worker_line(worker: &Value, in_force: &Value) -> String {
-    let text = |key: &str| worker[key].as_str().unwrap_or_default();
+    let text = |key: &str| printable(worker[key].as_str().unwrap_or_default(), 200);
     let number = |key: &str| worker[key].as_u64().unwrap_or(0);
     // One that is unloaded has no process.
     let process = match number("pid") {
@@ -302,7 +304,7 @@ fn worker_line(worker: &Value, in_force: &Value) -> String {
     if worker["reserved"] == true {
         line.push_str("; for interactive calls beside bulk");
     }
-    let reason = printable(text("last_error"), 200);
+    let reason = text("last_error");
     match number("restarts") {
         0 if reason.is_empty() => {}
         // It could not be loaded yet, or was in the end.
@@ -314,7 +316,7 @@ fn worker_line(worker: &Value, in_force: &Value) -> String {
     }
     let sandbox = text("sandbox");
     if !sandbox.is_empty() {
-        line.push_str(&format!("; confined by {}", printable(sandbox, 200)));
+        line.push_str(&format!("; confined by {sandbox}"));
     }
     line
 }

@@ -263,11 +263,18 @@ fn placed(first: u64, framing: Framing, mut error: ServiceError) -> Error {
             *index = index.saturating_add(first);
             *index
         }
-        // A text that never fits is a batch by itself.
+        // A text that never fits is a batch by itself, and the error names none.
         ServiceError::Engine(EngineError::TooLarge {
             excess: Excess::QueueTokens | Excess::QuotaTokens,
             ..
-        }) => first,
+        }) => {
+            if framing == Framing::Nul {
+                let error = Error::from(error);
+                let message = format!("text {first} is too large by itself: {}", error.message());
+                return Error::new(error.name(), message);
+            }
+            first
+        }
         _ => return error.into(),
     };
     let error = Error::from(error);
@@ -329,6 +336,15 @@ mod tests {
             let line = placed(4096, Framing::Lines, error());
             assert!(line.message().starts_with("line 5001 of the source: "), "{line}");
         }
+        let excess = Excess::QuotaTokens;
+        let error = || {
+            let too_large = EngineError::TooLarge { excess, found: 9, limit: 5 };
+            ServiceError::Engine(too_large)
+        };
+        let nul = placed(5000, Framing::Nul, error());
+        assert!(nul.message().starts_with("text 5000 is too large by itself: "), "{nul}");
+        let line = placed(5000, Framing::Lines, error());
+        assert!(line.message().starts_with("line 5001 of the source: "), "{line}");
     }
 
     #[test]

@@ -182,6 +182,12 @@ fn other_programs_variables_offer_defaults() {
     assert_eq!(by_hand.settings.runtime, Some(PathBuf::from("/o.so")));
     assert_eq!(by_hand.origins["runtime"].to_string(), "default from ORT_DYLIB_PATH");
     assert_eq!(by_hand.settings.cache_dir, tree.path().join("var/cache/op-dbus"));
+    for relative in ["libonnxruntime.so", ""] {
+        let theirs = Tree::new(&[]).env("ORT_DYLIB_PATH", relative);
+        assert_eq!(theirs.loaded().settings.runtime, None);
+    }
+    let colon = Tree::new(&[]).env("ORT_DYLIB_PATH", "/a:b/o.so");
+    assert_eq!(colon.loaded().settings.runtime, Some(PathBuf::from("/a:b/o.so")));
     tree.sources.service = true;
     let service = tree.loaded();
     assert_eq!(service.settings.runtime, None);

@@ -93,7 +93,7 @@ fn life(page: &mut Page) {
          waits for takes no longer than `batch_timeout_s` allows, as a worker that hangs is replaced \
          then. After {} of silence the \
          service is ended and started again. A start may take {}; the service asks for more by itself, \
-         as much as `load_timeout_s` allows each provider that is tried.",
+         as much as `load_timeout_s` and `batch_timeout_s` allow each provider that is tried.",
         seconds("WatchdogSec"),
         seconds("TimeoutStartSec")
     ));

@@ -13,7 +13,7 @@ fn a_busy_service_is_told_in_full() {
             "version": "1.2.3", "state": "degraded", "status": "Serving m on cpu:0",
             "level": "medium", "model": "m", "dimensions": 384, "max_input_tokens": 256,
             "provider": "cpu", "precision": "bf16", "requested_provider": "cuda",
-            "engine": "native", "isa": "avx512-bf16",
+            "engine": "native", "isa": "avx512\u{1b}bf16",
             "fallback_reason": "no \u{1b}driver", "vector_space": "ab-bf16",
             "since": 5_000_000, "in_flight_calls": 1, "in_flight_tokens": 2048,
             "queue_tokens": 512, "cache_vectors": 2500, "cache_bytes": 5_242_880,
@@ -21,7 +21,7 @@ fn a_busy_service_is_told_in_full() {
                 "device": "cpu:0", "pid": 7, "state": "busy", "batches": 3, "restarts": 1,
                 "last_error": "killed", "sandbox": "landlock 7, seccomp", "model": "m",
             }, { "device": "cpu:0", "pid": 8, "state": "idle", "batches": 1, "model": "another" }, {
-                "device": "cuda:1", "state": "restarting", "last_error": "no \u{1b}device",
+                "device": "cuda:1\u{1b}", "state": "restarting", "last_error": "no \u{1b}device",
                 "model": "m",
             }],
         },
@@ -39,7 +39,7 @@ op-dbus 1.2.3: degraded
 Serving m on cpu:0
 
 Level     medium (m: 384 dimensions, 256 tokens a text)
-Computes  cpu (native, avx512-bf16), bf16; cuda was asked for: no ·driver
+Computes  cpu (native, avx512·bf16), bf16; cuda was asked for: no ·driver
 Space     ab-bf16
 Since     1 min 5 s
 Queue     1 call in flight (2,048 tokens, 512 of them waiting)
@@ -50,7 +50,7 @@ Memory    buffers found for 96.0 % of batches; 12 batches replayed; 100.0 % of b
 Refused   overloaded 4, too-large 1
 Worker    cpu:0, process 7, busy, 3 batches; replaced 1 time, last because killed; confined by landlock 7, seccomp
 Worker    cpu:0, process 8, idle, 1 batch; of another
-Worker    cuda:1, restarting, 0 batches; last error: no ·device
+Worker    cuda:1·, restarting, 0 batches; last error: no ·device
 ";
     assert_eq!(text(&all), expected);
 }

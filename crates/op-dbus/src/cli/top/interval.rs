@@ -114,12 +114,14 @@ fn new_failures(
 }
 
 /// By process; one that was replaced goes on counting in its place. One that was not there before has no figures:
-/// where it is one in reserve, it has come back with the counts of earlier times.
+/// where it is one in reserve, it has come back with the counts of earlier times. Nor has one that is unloaded, of
+/// which there may be several without a process.
 fn workers(earlier: &Reading, later: &Reading, seconds: f64) -> Vec<WorkerInterval> {
     let has = |of: &Reading, pid: u32| of.status.workers.iter().any(|worker| worker.pid == pid);
-    let mut replaced: Vec<_> = placed(earlier).filter(|(one, _)| !has(later, one.pid)).collect();
+    let is_gone = |one: &Worker| one.pid == 0 || !has(later, one.pid);
+    let mut replaced: Vec<_> = placed(earlier).filter(|(one, _)| is_gone(one)).collect();
     let mut found = Vec::new();
-    for (after, place) in placed(later) {
+    for (after, place) in placed(later).filter(|(after, _)| after.pid > 0) {
         let before = match earlier.status.workers.iter().find(|before| before.pid == after.pid) {
             Some(before) => before,
             None => match replaced.iter().position(|(_, other)| *other == place) {
@@ -223,6 +225,10 @@ mod tests {
         let before = [cpu(7, 100), cpu(8, 200), reserve(9, 300)];
         let after = [cpu(10, 200), cpu(11, 500), reserve(12, 700)];
         assert_eq!(busy(&before, &after), [(10, 0.1), (11, 0.3), (12, 0.4)]);
+        // The unloaded have no process.
+        let unloaded = [cpu(0, 100), cpu(0, 900)];
+        assert_eq!(busy(&unloaded, &unloaded), []);
+        assert_eq!(busy(&unloaded, &[cpu(7, 200), cpu(0, 900)]), [(7, 0.1)]);
     }
 
     #[test]
