@@ -12,7 +12,7 @@ use crate::dispatch::{Place, Shared};
 use crate::reference::{Known, Reference};
 use crate::routing::BatchCost;
 
-/// No batch is measured any more that would end so many microseconds after the first has begun.
+/// No batch is measured any more once so many microseconds have gone by since the first, nor one that would take as many.
 const MEASURE_MAX_US: u64 = 1_000_000;
 
 /// Does what a new backend is needed for, and once more if somebody kills that meanwhile: what waits for it need
@@ -135,7 +135,8 @@ pub(crate) fn measure(
     let rows_max = rows_max.min(pool.rows_max).min(shaped).max(1);
     let mut rows = 1;
     let mut next_us = 0;
-    while rows <= rows_max && clock.now_us() - began_us + next_us < MEASURE_MAX_US {
+    while rows <= rows_max && clock.now_us() - began_us < MEASURE_MAX_US && next_us < MEASURE_MAX_US
+    {
         let lengths = vec![i32::try_from(probe.len()).unwrap_or(i32::MAX); rows];
         let ids = probe.repeat(rows);
         let batch = Batch { ids: &ids, lengths: &lengths };
@@ -152,12 +153,19 @@ pub(crate) fn measure(
             }
             us = us.min(clock.now_us() - started_us);
         }
+        next_us = next_size_us(costs.last(), us);
         costs.push(BatchCost { tokens: ids.len(), us });
-        // Two of four times the size.
-        next_us = us.saturating_mul(8);
         rows *= 4;
     }
     Ok(costs)
+}
+
+/// What two batches of the next size, four times as large, may take: longer by as much as this one took than the one
+/// before, by four times at most. Of the first it is not known how much of it is the way there, as to another machine.
+fn next_size_us(before: Option<&BatchCost>, us: u64) -> u64 {
+    let before_us = before.map_or(us / 2, |cost| cost.us).max(1);
+    let longer = us.clamp(before_us, before_us.saturating_mul(4));
+    us.saturating_mul(longer).saturating_mul(2) / before_us
 }
 
 /// As [`measure`]. What a backend fails, and then goes on, tells of no costs: of callers the texts are tried alone.
@@ -289,4 +297,20 @@ fn run_finite(
     // Without a way out for each value, which the compiler makes vectors of.
     let finite = |part: &[f32]| part.iter().fold(true, |all, value| all & value.is_finite());
     Ok(out.chunks(FINITE_AT_ONCE).all(finite))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_size_is_measured_where_the_one_before_says_that_it_is_soon_over() {
+        let next = |before: u64, us| next_size_us(Some(&BatchCost { tokens: 12, us: before }), us);
+        // Far away, where rows cost nothing.
+        assert_eq!((next_size_us(None, 150_000), next(150_000, 150_000)), (600_000, 300_000));
+        // Each row costs as much.
+        assert_eq!((next_size_us(None, 20_000), next(20_000, 80_000)), (80_000, 640_000));
+        assert!(next(80_000, 320_000) > MEASURE_MAX_US);
+        assert_eq!((next_size_us(None, 0), next(0, 0)), (0, 0));
+    }
 }

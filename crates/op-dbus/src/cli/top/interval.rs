@@ -121,10 +121,16 @@ fn workers(earlier: &Reading, later: &Reading, seconds: f64) -> Vec<WorkerInterv
     let is_gone = |one: &Worker| one.pid == 0 || !has(later, one.pid);
     let mut replaced: Vec<_> = placed(earlier).filter(|(one, _)| is_gone(one)).collect();
     let mut found = Vec::new();
-    for (after, place) in placed(later).filter(|(after, _)| after.pid > 0) {
+    for (after, place) in placed(later) {
+        let in_its_place = replaced.iter().position(|(_, other)| *other == place);
+        if after.pid == 0 {
+            // It has no figures, and keeps its place.
+            in_its_place.map(|position| replaced.remove(position));
+            continue;
+        }
         let before = match earlier.status.workers.iter().find(|before| before.pid == after.pid) {
             Some(before) => before,
-            None => match replaced.iter().position(|(_, other)| *other == place) {
+            None => match in_its_place {
                 Some(position) => replaced.remove(position).0,
                 None => continue,
             },
@@ -229,6 +235,7 @@ mod tests {
         let unloaded = [cpu(0, 100), cpu(0, 900)];
         assert_eq!(busy(&unloaded, &unloaded), []);
         assert_eq!(busy(&unloaded, &[cpu(7, 200), cpu(0, 900)]), [(7, 0.1)]);
+        assert_eq!(busy(&unloaded, &[cpu(0, 100), cpu(7, 950)]), [(7, 0.05)]);
     }
 
     #[test]
