@@ -1,4 +1,5 @@
-//! A file of the cache that is being written: it is whole or not there, whatever befalls its writer.
+//! A file of the cache that is being written is whole or not there, whatever befalls its writer; one that can't be
+//! read is made anew.
 
 use std::fs;
 use std::io::{self, Write};
@@ -10,10 +11,12 @@ use op_dbus_graph::kept::Kind;
 use super::tracer::{FAULTS, KILL, points, traced};
 use crate::harness::Outcome;
 use crate::harness::command::clean;
+use crate::harness::needs::{self, example};
 use crate::harness::registry::tests;
 
 tests! {
     a_file_survives_a_fault_at_every_system_call: [Strace],
+    weights_that_the_disk_cannot_read_are_packed_anew: [Low, LibraryExamples, Strace],
 }
 
 /// Packed weights, calibrations, compiled graphs and costs are others by their names alone.
@@ -95,5 +98,32 @@ async fn a_file_survives_a_fault_at_every_system_call() -> Outcome {
     }
     println!("figure: a write of the cache killed at {killed} system calls, {refused} refused");
     assert!(killed > 20 && refused > 20, "only {killed} kills and {refused} errors hit the write");
+    Ok(())
+}
+
+/// A page of a mapped file that can't be read ends the process that looks at it: it has to be read before.
+async fn weights_that_the_disk_cannot_read_are_packed_anew() -> Outcome {
+    let root = tempfile::tempdir()?;
+    let (texts, vectors) = (root.path().join("texts"), root.path().join("vectors"));
+    fs::write(&texts, "disk full\n")?;
+    let script = format!("exec \"$@\" < {}", texts.display());
+    let mut embed = clean("sh");
+    embed.args(["-c", &script, "sh"]).arg(example("bulk")).arg(&vectors);
+    embed.arg(needs::store().join("models")).arg("low").env("XDG_CACHE_HOME", root.path());
+    traced(&embed, "read", &[]).await?.0.success()?;
+    let expected = fs::read(&vectors)?;
+
+    let (finished, log) = traced(&embed, "read", &[]).await?;
+    finished.success()?;
+    let cache = root.path().join("op-dbus");
+    let reads = points(&log, &cache, &["read"]);
+    assert!(reads.len() > 10, "{} of all weights", reads.len());
+    for (name, number) in reads.into_iter().step_by(8) {
+        let inject = format!("--inject={name}:error=EIO:when={number}");
+        let (finished, log) = traced(&embed, "read", &[&inject]).await?;
+        assert!(log.contains("(INJECTED)"), "read {number}");
+        finished.success().map_err(|error| format!("read {number}: {error}"))?;
+        assert!(fs::read(&vectors)? == expected, "other vectors, read {number}");
+    }
     Ok(())
 }

@@ -58,8 +58,8 @@ pub fn load_or_compile<E>(
     let digest = key.digest();
     let path = dir.join(format!("{digest:x}.graph"));
     match read(&path, &digest) {
-        Ok(graph) => return Ok((graph, false)),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Ok(Some(graph)) => return Ok((graph, false)),
+        Ok(None) => {}
         Err(error) => {
             let path = path.display();
             tracing::warn!(%path, %error, "the cached graph can't be used; compiling it again");
@@ -80,8 +80,9 @@ fn write(path: &Path, key: &[u8], graph: &[u8]) -> io::Result<()> {
     })
 }
 
-fn read(path: &Path, key: &[u8]) -> io::Result<Vec<u8>> {
-    let mut file = kept::open(path)?;
+/// What an entry holds; nothing if there is none.
+fn read(path: &Path, key: &[u8]) -> io::Result<Option<Vec<u8>>> {
+    let Some(mut file) = kept::open(path)? else { return Ok(None) };
     let mut bytes = Vec::new();
     file.read_to_end(&mut bytes)?;
     let damaged = |problem| io::Error::new(io::ErrorKind::InvalidData, problem);
@@ -92,7 +93,7 @@ fn read(path: &Path, key: &[u8]) -> io::Result<Vec<u8>> {
     }
     bytes.truncate(graph_bytes);
     use_now(&file);
-    Ok(bytes)
+    Ok(Some(bytes))
 }
 
 /// Digest over key and graph, so that an entry under another entry's name is noticed as well.

@@ -236,8 +236,6 @@ struct Out(*mut f32);
 
 // SAFETY: each row is written by one thread (`Model::encode`).
 unsafe impl Sync for Out {}
-// SAFETY: as above.
-unsafe impl Send for Out {}
 
 impl Out {
     /// # Safety

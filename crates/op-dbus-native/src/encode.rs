@@ -48,11 +48,6 @@ pub(crate) struct Text<'a> {
     pub out: *mut f32,
 }
 
-// SAFETY: `out` is written by one member alone (`Member::pool`).
-unsafe impl Send for Text<'_> {}
-// SAFETY: as above.
-unsafe impl Sync for Text<'_> {}
-
 /// Some texts that go through one layer together: whole ones, and few tokens, unless a single text
 /// has more, so that queries, keys and values are still in the second level cache when they are
 /// needed.

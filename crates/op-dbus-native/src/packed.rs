@@ -1,7 +1,7 @@
 //! Packed weights: mapped from a cache file, or packed now and left in the cache for the next time.
 
 use std::fs::File;
-use std::io::{self, Write};
+use std::io::{self, BufReader, Read, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
@@ -86,34 +86,40 @@ impl Packed {
     /// # Errors
     /// The file can't be read, or is not what it should be.
     pub fn open(place: &Place, layout: Layout) -> io::Result<Option<Self>> {
-        let file = match kept::open(&place.path()) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            file => file?,
-        };
+        let Some(mut file) = kept::open(&place.path())? else { return Ok(None) };
         let damaged = |what| io::Error::new(io::ErrorKind::InvalidData, what);
-        // SAFETY: `kept::open` has seen on this descriptor that nobody may write the file but its owner, who is
-        // root, this user or the folder's owner. Of these only workers of this very model do, and every writer of
-        // ours makes a new file and renames it; nothing shortens or changes one that is mapped. Another of
-        // them could, once the model has taken it over, which would have this one just as well. What it
-        // could have this one do is bounded by what this one may. The bytes are read as numbers alone, for
-        // which every pattern is valid.
-        let map = unsafe { Mmap::map(&file)? };
-        let header = map.get(..HEADER_BYTES).and_then(|bytes| bytes.strip_prefix(MAGIC));
-        let header = header.ok_or_else(|| damaged("it has no header"))?;
-        let json = header.split(|&byte| byte == 0).next().unwrap_or_default();
+        let mut head = [0; HEADER_BYTES];
+        file.read_exact(&mut head).map_err(|error| match error.kind() {
+            io::ErrorKind::UnexpectedEof => damaged("it has no header"),
+            _ => error,
+        })?;
+        let json = head.strip_prefix(MAGIC).ok_or_else(|| damaged("it has no header"))?;
+        let json = json.split(|&byte| byte == 0).next().unwrap_or_default();
         let header: Header =
             serde_json::from_slice(json).map_err(|_| damaged("its header can't be read"))?;
         if header.version != VERSION || header.key != place.key {
             return Err(damaged("it belongs to other weights"));
         }
-        let weights = &map[HEADER_BYTES..];
-        let plan = Plan::new(&header.shape, layout, weights.len());
+        let length = usize::try_from(file.metadata()?.len()).unwrap_or(usize::MAX) - HEADER_BYTES;
+        let plan = Plan::new(&header.shape, layout, length);
         let plan = plan.ok_or_else(|| damaged("its sizes make no sense, or exceed the file"))?;
-        if weights.len() != plan.bytes {
+        if length != plan.bytes {
             return Err(damaged("it has not the length that its header promises"));
         }
-        if digest(&header.shape, weights)? != header.sha256 {
+        // Read, not mapped: of a block that the disk can't read that tells, where a page of it would end the process.
+        if digest(&header.shape, &file)? != header.sha256 {
             return Err(damaged("its checksum is wrong"));
+        }
+        // SAFETY: `kept::open` has seen on this descriptor that nobody may write the file but its owner, who is
+        // root, this user or the folder's owner. Of these only workers of this very model do, and every writer of
+        // ours makes a new file and renames it; nothing shortens or changes one that is mapped. Another of
+        // them could, once the model has taken it over, which would have this one just as well. What it
+        // could have this one do is bounded by what this one may. The bytes are read as numbers alone, for
+        // which every pattern is valid. Each has just been read: one that memory let go of since, and the disk
+        // can't give again, ends the process, and the next one packs anew.
+        let map = unsafe { Mmap::map(&file)? };
+        if map.len() != HEADER_BYTES + plan.bytes {
+            return Err(damaged("it has not the length that its header promises"));
         }
         use_now(&file);
         Ok(Some(Self { shape: header.shape, plan, bytes: Bytes::File(map) }))
@@ -179,9 +185,9 @@ impl Packed {
 }
 
 /// Of the weights, and of what they are taken for.
-fn digest(shape: &Shape, weights: &[u8]) -> io::Result<String> {
+fn digest(shape: &Shape, weights: impl Read) -> io::Result<String> {
     let mut digest = Sha256::new_with_prefix(serde_json::to_vec(shape)?);
-    digest.update(weights);
+    io::copy(&mut BufReader::with_capacity(1 << 20, weights), &mut digest)?;
     Ok(format!("{:x}", digest.finalize()))
 }
 

@@ -36,8 +36,6 @@ struct Shared {
 // SAFETY: `task` is written by the owner alone, while no member runs, and read by members alone,
 // after they have seen `number` change under the lock. A `Task` itself may be shared.
 unsafe impl Sync for Shared {}
-// SAFETY: as above; a `Task` is a reference to something that is `Sync`.
-unsafe impl Send for Shared {}
 
 impl std::fmt::Debug for Shared {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

@@ -30,9 +30,9 @@ const BATCH_TOKENS: RangeInclusive<usize> = 128..=2048;
 /// Records in the cache.
 const RECORDS: Kind = Kind { finished: "json", unfinished: ".tuning-", kept: 12 };
 
-/// More than this many preemptions a second are the work of other programs, not of the kernel's own
+/// More than this many preemptions of a thread in a second are the work of other programs, not of the kernel's own
 /// threads: an idle machine has a few, one that shares its CPUs with a build some hundred.
-const PREEMPTIONS_PER_S: f64 = 50.0;
+const PREEMPTIONS_PER_S: f64 = 25.0;
 
 /// What may differ from machine to machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -136,7 +136,8 @@ pub(crate) fn tune(backend: &mut NativeBackend, options: &Options) {
     };
     let took = start.elapsed();
     let preempted = preemptions() - preempted;
-    let is_disturbed = preempted as f64 > PREEMPTIONS_PER_S * took.as_secs_f64();
+    let threads = (*threads).max(2) as f64;
+    let is_disturbed = preempted as f64 > PREEMPTIONS_PER_S * threads * took.as_secs_f64();
     let (tuning, disturbed) = match earlier {
         _ if !is_disturbed => (measured, 0),
         None => (measured.or(measured), 1),
@@ -177,10 +178,7 @@ fn found(place: &Path, key: &str) -> Option<(u32, Tuning)> {
 
 /// What a record says; nothing if there is none, or that of another version.
 fn read(place: &Path, key: &str) -> io::Result<Option<Record>> {
-    let file = match kept::open(place) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        file => file?,
-    };
+    let Some(file) = kept::open(place)? else { return Ok(None) };
     let record: Record = serde_json::from_reader(BufReader::new(&file))?;
     if record.version != VERSION {
         return Ok(None);

@@ -231,6 +231,8 @@ impl<P: IntStep, const ROWS: usize> Tiles for IntTiles<P, ROWS> {
         let ready = ready.as_mut_ptr().cast::<f32>();
         let as_they_are = values.as_they_are();
         let (mut least, mut most) = (P::S::splat(f32::MAX), P::S::splat(f32::MIN));
+        // 0 of numbers; nothing of what is none, which the smallest and the largest forget with the next vector.
+        let mut none = P::S::splat(0.0);
         each!(P::S, at in values.length, {
             let value = values.load::<P::S>(at);
             if as_they_are.is_none() {
@@ -238,10 +240,11 @@ impl<P: IntStep, const ROWS: usize> Tiles for IntTiles<P, ROWS> {
             }
             least = P::S::min(least, value);
             most = P::S::max(most, value);
+            none = P::S::fma(value, P::S::splat(0.0), none);
         });
         let ready = as_they_are.unwrap_or(ready);
         let (least, most) = (P::S::least(least), P::S::greatest(most));
-        let scale = (most - least) / 255.0;
+        let scale = (most - least) / 255.0 + P::S::sum(none);
         // A block of equal values has no steps; one of nearly equal ones must not overflow.
         let inverse = if scale > 1e-30 { 1.0 / scale } else { 0.0 };
         let of_row = to.scales.add(2 * (row * to.blocks + column / GROUP));

@@ -7,7 +7,8 @@ use crate::precision::Precision;
 use crate::product::Inputs;
 use crate::{Subject, Test};
 
-pub const TESTS: &[Test] = &[("operands_of_extreme_rows", operands)];
+pub const TESTS: &[Test] =
+    &[("operands_of_extreme_rows", operands), ("no_number_among_numbers_is_told", no_number)];
 
 /// Of a column and a random number of deviation 1, the value that stands there.
 type Row = fn(usize, f32) -> f32;
@@ -56,5 +57,18 @@ fn operands(subject: &Subject) {
             let is_step = (0.0..=255.0).contains(&stored);
             assert!(is_step || subject.precision != Precision::Int8, "{}: {stored}", place());
         }
+    }
+}
+
+/// Integers have no value for what is no number: the block's scale is none.
+fn no_number(subject: &Subject) {
+    if subject.precision != Precision::Int8 {
+        return;
+    }
+    for column in [0, LANES_MAX, GROUP - 1] {
+        let value_of = |at| if at == column { f32::NAN } else { at as f32 };
+        let left = Inputs::from_fn(1, GROUP + LANES_MAX, value_of).prepare(subject);
+        assert!(left.scale(0, 0).0.is_nan(), "column {column}");
+        assert!(left.scale(0, 1).0.is_finite(), "column {column}");
     }
 }
