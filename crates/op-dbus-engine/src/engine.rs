@@ -22,7 +22,7 @@ use crate::door::Door;
 use crate::error::{Error, Excess};
 use crate::job::{Job, Lookup, Terms};
 use crate::output::Output;
-use crate::prepare::{Chunk, Input, Preparer, chunks, is_small};
+use crate::prepare::{Chunk, Input, Preparer, chunks, is_small, weighed};
 use crate::reference::Reference;
 use crate::roster::Roster;
 use crate::scheduler::Scheduler;
@@ -326,14 +326,16 @@ impl Inner {
     }
 
     async fn prepare<T: Input>(&self, job: &Arc<Job>, inputs: Vec<T>) -> Result<(), Error> {
+        let tokenizer = &self.preparer.tokenizer;
         // Nor does it take long to copy what was kept.
-        if is_small(&inputs) || job.is_kept() {
+        if is_small(&inputs, tokenizer) || job.is_kept() {
             self.preparer.embed(&Chunk { job: Arc::clone(job), first: 0, inputs });
             return Ok(());
         }
         let line = self.door.line(job.terms.uid);
         for (first, inputs) in chunks(inputs) {
-            let is_heavy = inputs.iter().any(|input| input.is_heavy(&self.preparer.tokenizer));
+            let (inputs, is_heavy) =
+                weighed((tokenizer, &line), inputs, T::is_measured, T::is_heavy).await?;
             let chunk = Chunk { job: Arc::clone(job), first, inputs };
             let task = move |preparer: &Preparer| preparer.embed(&chunk);
             line.send(Box::new(task), is_heavy).await?;

@@ -4,11 +4,11 @@
 use std::hash::Hasher;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 
 use crate::admission::{cost, tokens_of_memory};
 use crate::call::Truncate;
-use crate::door::Let;
+use crate::door::{Let, Line};
 use crate::error::{Error, Excess};
 use crate::job::{Job, Slot};
 use crate::queue;
@@ -21,9 +21,6 @@ const CHUNK_BYTES_MAX: usize = 32 << 10;
 
 /// Texts of a call's first chunk; each later one may have twice as many. Idle workers wait for it.
 const CHUNK_TEXTS_FIRST: usize = 16;
-
-/// Up to here tokenizing takes about a millisecond at most and is not worth a change of threads.
-const INLINE_BYTES_MAX: usize = 2 << 10;
 
 /// Work for a tokenizer thread.
 pub(crate) type Task = Box<dyn FnOnce(&Preparer) + Send>;
@@ -46,6 +43,10 @@ pub(crate) trait Input: Send + 'static {
     fn hash(&self, hasher: &mut impl Hasher);
     /// Whether making its rows may take much memory.
     fn is_heavy(&self, tokenizer: &Tokenizer) -> bool;
+    /// Whether that is measured, which takes its time.
+    fn is_measured(&self, _: &Tokenizer) -> bool {
+        false
+    }
     /// Its rows.
     fn encode(&self, truncate: Truncate, tokenizer: &Tokenizer) -> Result<Encoded, EncodeError>;
     /// Why a call is refused that has more of these than it may, whose sizes are in bytes.
@@ -70,6 +71,10 @@ impl Input for String {
 
     fn is_heavy(&self, tokenizer: &Tokenizer) -> bool {
         tokenizer.is_heavy(self, true)
+    }
+
+    fn is_measured(&self, tokenizer: &Tokenizer) -> bool {
+        tokenizer.is_measured(self, true)
     }
 
     fn encode(&self, truncate: Truncate, tokenizer: &Tokenizer) -> Result<Encoded, EncodeError> {
@@ -115,9 +120,33 @@ impl Input for Vec<u32> {
 }
 
 /// Whether inputs are few and short enough to be tokenized where they are.
-pub(crate) fn is_small<T: Input>(inputs: &[T]) -> bool {
-    inputs.len() <= CHUNK_TEXTS_MAX
-        && inputs.iter().map(T::bytes).sum::<usize>() <= INLINE_BYTES_MAX
+pub(crate) fn is_small<T: Input>(inputs: &[T], tokenizer: &Tokenizer) -> bool {
+    inputs.len() <= CHUNK_TEXTS_MAX && tokenizer.is_quick(inputs.iter().map(T::bytes).sum())
+}
+
+/// Whether any of `inputs`, which come back, may take much memory. Where that is to be measured, a tokenizer thread
+/// does so.
+pub(crate) async fn weighed<T: Input>(
+    (tokenizer, line): (&Tokenizer, &Line<'_>),
+    inputs: Vec<T>,
+    is_measured: impl Fn(&T, &Tokenizer) -> bool,
+    is_heavy: impl Fn(&T, &Tokenizer) -> bool + Send + 'static,
+) -> Result<(Vec<T>, bool), Error> {
+    let weigh = move |inputs: Vec<T>, tokenizer: &Tokenizer| {
+        let is_heavy = inputs.iter().any(|input| is_heavy(input, tokenizer));
+        (inputs, is_heavy)
+    };
+    if !inputs.iter().any(|input| is_measured(input, tokenizer)) {
+        return Ok(weigh(inputs, tokenizer));
+    }
+    let (done, result) = oneshot::channel();
+    let task = move |preparer: &Preparer| {
+        // The caller may be gone: then nobody wants to know.
+        let _ = done.send(weigh(inputs, &preparer.tokenizer));
+    };
+    // In a box, since every call has room for what is awaited here and few come to it.
+    Box::pin(line.send(Box::new(task), false)).await?;
+    result.await.map_err(|_| Error::ShuttingDown)
 }
 
 /// Splits inputs into chunks, each with the index of its first.
@@ -241,10 +270,17 @@ impl EncodeError {
     fn of_text(self, index: usize) -> Error {
         match self {
             Self::TooLong { tokens, limit } => Error::TooLong { index, tokens, limit },
-            Self::Unknown { id, vocabulary } => Error::InvalidArgument(format!(
-                "text {index} has the token id {id}, and the ids of this model are below \
-                 {vocabulary}; send ids of its own tokenizer, or the text itself"
-            )),
+            Self::Unknown { id, vocabulary } => {
+                let why = if id < vocabulary {
+                    "which the vocabulary of this model leaves out".to_owned()
+                } else {
+                    format!("and the ids of this model are below {vocabulary}")
+                };
+                Error::InvalidArgument(format!(
+                    "text {index} has the token id {id}, {why}; send ids of its own tokenizer, or \
+                     the text itself"
+                ))
+            }
             Self::Failed(reason) => Error::Untokenizable { index, reason },
         }
     }
@@ -268,5 +304,12 @@ mod tests {
             again.extend(chunk);
         }
         assert_eq!(again, texts);
+    }
+
+    #[test]
+    fn a_token_id_that_is_not_there_is_told_from_one_that_is_too_large() {
+        let told = |id| EncodeError::Unknown { id, vocabulary: 6 }.of_text(1).to_string();
+        assert!(told(3).starts_with("text 1 has the token id 3, which the vocabulary of this"));
+        assert!(told(6).contains("token id 6, and the ids of this model are below 6; send ids"));
     }
 }

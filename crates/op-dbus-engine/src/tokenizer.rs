@@ -5,6 +5,7 @@ mod cuts;
 mod specials;
 mod text;
 mod tokens;
+mod weight;
 mod word_pieces;
 mod words;
 mod words_kept;
@@ -29,11 +30,6 @@ const FILE_BYTES_MAX: usize = 64 << 20;
 /// a little more than plain English takes. Twice as many if that was not enough.
 const BYTES_PER_TOKEN: usize = 6;
 
-/// A text that is cut is given to the library in parts of some more bytes than that.
-const PART_BYTES: usize = 64 << 10;
-/// Of what has more than that, since it can't be cut, one is tokenized at a time: it may take 0.8 GiB.
-const WHOLE_BYTES_MAX: usize = 2 * PART_BYTES;
-
 /// A model's tokenizer. Cheap to clone, usable from many threads at once.
 #[derive(Clone)]
 pub struct Tokenizer(Arc<Inner>);
@@ -52,8 +48,8 @@ struct Inner {
     prefix: Vec<i32>,
     suffix: Vec<i32>,
     max_input_tokens: usize,
-    /// The largest id and one, counted when ids are first given.
-    vocabulary: OnceLock<u32>,
+    /// Its ids in order, found when ids are first given.
+    vocabulary: OnceLock<Box<[u32]>>,
     /// What stands for words that are not in it, found when a text is first rebuilt.
     unknown: OnceLock<Option<String>>,
 }
@@ -101,7 +97,7 @@ pub(crate) enum EncodeError {
         tokens: usize,
         limit: usize,
     },
-    /// A token id that the model does not have.
+    /// A token id that the model does not have. Those that it has are below `vocabulary`.
     Unknown {
         id: u32,
         vocabulary: u32,
@@ -140,7 +136,7 @@ impl Tokenizer {
     ) -> Result<Self, TokenizerError> {
         model.with_padding(None);
         model.with_truncation(None).map_err(TokenizerError::Damaged)?;
-        words_kept::none(&mut model);
+        words_kept::none(&mut model)?;
         let (prefix, suffix) = specials::of(&model)?;
         let specials = prefix.len() + suffix.len();
         if max_input_tokens <= specials {
@@ -310,7 +306,7 @@ impl Tokenizer {
         self.check(text)?;
         let mut rest = text;
         loop {
-            let part = self.0.cuts.head(rest, PART_BYTES);
+            let part = self.0.cuts.head(rest, self.part_bytes());
             ids.extend_from_slice(self.encoded(part, OffsetType::None, false)?.get_ids());
             rest = &rest[part.len()..];
             if rest.is_empty() {

@@ -146,6 +146,19 @@ fn words_go_with_their_tokenizer() {
     assert!(left < 16 << 10, "{left} bytes");
 }
 
+/// Nor does a tokenizer keep them that is still there.
+fn words_go_with_their_text() {
+    let json = model(r#"{"type": "Unigram", "unk_id": 0, "vocab": [["x", -1], ["a", -1]]}"#);
+    let tokenizer = Tokenizer::from_bytes(json.as_bytes(), 8).unwrap();
+    let letters = "a".repeat(245);
+    let tokenize = |n: usize| drop(tokenizer.ids(&format!("{n:05}{letters}")).unwrap());
+    tokenize(0);
+    let before = NOW.load(Ordering::Relaxed);
+    (1..=10_000).for_each(tokenize);
+    let left = NOW.load(Ordering::Relaxed).saturating_sub(before);
+    assert!(left < 16 << 10, "{left} bytes");
+}
+
 #[test]
 fn the_costliest_files_and_texts_stay_within_their_bounds() {
     for (what, json) in costliest() {
@@ -187,4 +200,5 @@ fn the_costliest_files_and_texts_stay_within_their_bounds() {
     assert_eq!(ids.unwrap().len(), (1 << 20) + 1);
     assert!(bytes <= 64 << 20, "{bytes} bytes");
     words_go_with_their_tokenizer();
+    words_go_with_their_text();
 }

@@ -85,13 +85,20 @@ fn source(model: &Model, precision: Precision) -> Result<Source, BackendError> {
 fn calibration(model: &Model) -> Result<Vec<Vec<i32>>, BackendError> {
     let path = model.tokenizer();
     let json = model::read(model, &path)?;
-    let damaged = |error| failure::corrupt(&path, &error);
-    let tokenizer = Tokenizer::from_bytes(&json, model.max_input_tokens).map_err(damaged)?;
-    calibration_texts().map(|text| tokenizer.ids(text).map_err(damaged)).collect()
+    let tokenizer = Tokenizer::from_bytes(&json, model.max_input_tokens)
+        .map_err(|error| failure::corrupt(&path, &error))?;
+    Ok(calibration_ids(&tokenizer))
+}
+
+fn calibration_ids(tokenizer: &Tokenizer) -> Vec<Vec<i32>> {
+    // The texts are of many languages. What a model's vocabulary has no tokens for, nobody can send to it either.
+    calibration_texts().filter_map(|text| tokenizer.ids(text).ok()).collect()
 }
 
 #[cfg(test)]
 mod tests {
+    use serde_json::{Map, Value, json};
+
     use super::*;
 
     #[test]
@@ -107,5 +114,23 @@ mod tests {
         assert_eq!(isa("auto"), Ok(Isa::best()));
         let message = isa("pentium").unwrap_err().to_string();
         assert!(message.contains("pentium"), "{message}");
+    }
+
+    #[test]
+    fn a_text_that_the_vocabulary_has_no_tokens_for_is_left_out_of_the_calibration() {
+        let letters = ('!'..='~').flat_map(|letter| [letter.to_string(), format!("##{letter}")]);
+        let vocabulary: Map<String, Value> =
+            letters.zip(0_u32..).map(|(letter, id)| (letter, id.into())).collect();
+        let file = json!({
+            "version": "1.0", "truncation": null, "padding": null, "added_tokens": [],
+            "normalizer": null, "pre_tokenizer": {"type": "WhitespaceSplit"},
+            "post_processor": null, "decoder": null,
+            "model": {"type": "WordPiece", "vocab": vocabulary, "unk_token": "[UNK]",
+                "continuing_subword_prefix": "##", "max_input_chars_per_word": 100},
+        });
+        let tokenizer = Tokenizer::from_bytes(file.to_string().as_bytes(), 256).unwrap();
+        let known = calibration_texts().filter(|text| text.is_ascii()).count();
+        assert_eq!(calibration_ids(&tokenizer).len(), known);
+        assert!((1..calibration_texts().count()).contains(&known));
     }
 }

@@ -9,7 +9,7 @@ use crate::admission::{Claim, tokens_of_memory};
 use crate::call::Priority;
 use crate::config::Limits;
 use crate::error::Error;
-use crate::prepare::{Preparer, chunks, is_small, look};
+use crate::prepare::{Preparer, chunks, is_small, look, weighed};
 use crate::tokenizer::{EncodeError, Piece, Tokenizer};
 
 impl Engine {
@@ -59,8 +59,9 @@ impl Engine {
         if inner.admission.is_closed() {
             return Err(Error::ShuttingDown);
         }
-        if is_small(&texts) {
-            return look(&inner.preparer.tokenizer, 0, &texts, one, || true);
+        let tokenizer = &inner.preparer.tokenizer;
+        if is_small(&texts, tokenizer) {
+            return look(tokenizer, 0, &texts, one, || true);
         }
         let tokens = tokens_of_memory(texts.iter().map(String::len).sum()).max(texts.len());
         let claim = Claim { work: 0, ..Claim::new(uid, tokens, Priority::Bulk) };
@@ -70,11 +71,14 @@ impl Engine {
         // Those of a caller who is gone as well: a text that was begun is made tokens of to its end.
         let held = Arc::new((permit, alone));
         let (mut all, mut results) = (Vec::with_capacity(texts.len()), Vec::new());
+        // A text is one part where it is told what each token stands for.
+        let in_parts = !takes_memory;
+        let is_measured = move |text: &String, of: &Tokenizer| of.is_measured(text, in_parts);
+        let is_heavy = move |text: &String, of: &Tokenizer| of.is_heavy(text, in_parts);
         for (first, texts) in chunks(texts) {
+            let (texts, is_heavy) =
+                weighed((tokenizer, &line), texts, is_measured, is_heavy).await?;
             let (done, result) = oneshot::channel();
-            // A text is one part where it is told what each token stands for.
-            let is_heavy = |text: &String| inner.preparer.tokenizer.is_heavy(text, !takes_memory);
-            let is_heavy = texts.iter().any(is_heavy);
             let held = Arc::clone(&held);
             let task = move |preparer: &Preparer| {
                 let found = look(&preparer.tokenizer, first, &texts, one, || !done.is_closed());
@@ -94,6 +98,8 @@ impl Engine {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use crate::door::HEAVY;
     use crate::sim::SimBackend;
     use crate::{Call, EngineConfig, ModelShape, Pool};
@@ -108,38 +114,70 @@ mod tests {
         Tokenizer::from_bytes(json, 8).unwrap()
     }
 
-    #[tokio::test]
-    async fn texts_that_cannot_be_cut_keep_other_users_waiting_for_no_thread() {
+    /// One that makes 4,000 letters of some of two bytes.
+    fn blows_up() -> Tokenizer {
+        let content = ("b".repeat(99) + " ").repeat(40);
+        let json = json!({
+            "version": "1.0", "truncation": null, "padding": null, "added_tokens": [],
+            "normalizer": {"type": "Replace", "pattern": {"String": "ж"}, "content": content},
+            "pre_tokenizer": {"type": "WhitespaceSplit"}, "post_processor": null, "decoder": null,
+            "model": {"type": "WordPiece", "vocab": {"b": 0, "##b": 1}, "unk_token": "b",
+                "continuing_subword_prefix": "##", "max_input_chars_per_word": 100},
+        });
+        Tokenizer::from_bytes(json.to_string().as_bytes(), 8).unwrap()
+    }
+
+    fn engine(tokenizer: Tokenizer) -> Engine {
         let model =
             ModelShape { dimensions: 8, max_input_tokens: 8, normalized: true, matryoshka: vec![] };
         let pool = Pool::new(Box::new(|_| Ok(Box::new(SimBackend::new(8)))));
         let config = EngineConfig { tokenizer_threads: 2, ..EngineConfig::default() };
-        let engine = Engine::start(tokenizer(), model, vec![pool], config).unwrap();
-        let ask = |way, uid, bytes: usize| {
-            let (engine, texts) = (engine.clone(), vec!["a".repeat(bytes)]);
-            async move {
-                match way {
-                    0 => {
-                        let call = Call { uid, inputs: texts.into(), ..Call::default() };
-                        engine.embed(call).await.map(drop)
-                    }
-                    1 => engine.count_tokens(uid, texts).await.map(drop),
-                    _ => engine.tokenize(uid, texts, "").await.map(drop),
-                }
+        Engine::start(tokenizer, model, vec![pool], config).unwrap()
+    }
+
+    /// One of the three ways to have a text tokenized.
+    async fn ask(engine: Engine, way: usize, uid: u32, text: String) -> Result<(), Error> {
+        let texts = vec![text];
+        match way {
+            0 => {
+                let call = Call { uid, inputs: texts.into(), ..Call::default() };
+                engine.embed(call).await.map(drop)
             }
-        };
-        // As while another such text is under way.
-        let heavy = HEAVY.acquire().await.unwrap();
-        let waiting = [0, 0, 0, 1, 1, 1, 2].map(|way| tokio::spawn(ask(way, 1, 256 << 10)));
+            1 => engine.count_tokens(uid, texts).await.map(drop),
+            _ => engine.tokenize(uid, texts, "").await.map(drop),
+        }
+    }
+
+    /// Asks for `heavy` in these ways, and for `light` as another user, while a heavy text is under way.
+    async fn ask_for_both<const N: usize>(
+        engine: &Engine,
+        (ways, heavy): ([usize; N], &str),
+        light: &str,
+    ) {
+        let another = HEAVY.acquire().await.unwrap();
+        let waiting = ways.map(|way| tokio::spawn(ask(engine.clone(), way, 1, heavy.to_owned())));
         tokio::task::yield_now().await;
         for way in 0..3 {
-            ask(way, 2, 3 << 10).await.unwrap();
+            ask(engine.clone(), way, 2, light.to_owned()).await.unwrap();
         }
         let finished = waiting.each_ref().map(tokio::task::JoinHandle::is_finished);
-        assert_eq!(finished, [false; 7]);
-        drop(heavy);
+        assert_eq!(finished, [false; N]);
+        drop(another);
         for waiting in waiting {
             waiting.await.unwrap().unwrap();
         }
+    }
+
+    #[tokio::test]
+    async fn texts_that_cannot_be_cut_keep_other_users_waiting_for_no_thread() {
+        let (heavy, light) = ("a".repeat(256 << 10), "a".repeat(3 << 10));
+        let ways = [0, 0, 0, 1, 1, 1, 2];
+        ask_for_both(&engine(tokenizer()), (ways, &heavy), &light).await;
+    }
+
+    #[tokio::test]
+    async fn a_short_text_that_is_blown_up_waits_and_one_that_only_might_be_does_not() {
+        let (heavy, light) = ("ж".repeat(100), "é".repeat(780));
+        ask_for_both(&engine(blows_up()), ([0, 1, 2], &heavy), &light).await;
     }
 }

@@ -135,9 +135,8 @@ fn check_model(model: &Model<'_>, pieces: &[Piece<'_>]) -> Result<(), TokenizerE
 pub(super) fn check_text(
     normalizer: Option<&NormalizerWrapper>,
     growth: Growth,
-    mut text: &str,
+    text: &str,
 ) -> Result<(), String> {
-    let most = growth.normalized_max;
     if growth.looks_far {
         // Not measured, which would take as long.
         let most = FAR_BYTES_MAX / growth.normalizer.saturating_mul(growth.pre_tokenizer).max(1);
@@ -149,10 +148,28 @@ pub(super) fn check_text(
             ));
         }
     }
-    if text.len().saturating_mul(growth.normalizer) <= most {
+    let most = growth.normalized_max;
+    if !grows_beyond(normalizer, growth, text, most)? {
         return Ok(());
     }
-    let (whole, mut bytes) = (text.len(), 0);
+    Err(format!(
+        "its {} bytes become more than {most} by this model's normalizer, or by a step of it; send \
+         less of it at a time",
+        text.len()
+    ))
+}
+
+/// Whether `normalizer`, which may make so much of a text, or a step of it makes more than `most` bytes of this one.
+pub(super) fn grows_beyond(
+    normalizer: Option<&NormalizerWrapper>,
+    growth: Growth,
+    mut text: &str,
+    most: usize,
+) -> Result<bool, String> {
+    if text.len().saturating_mul(growth.normalizer) <= most {
+        return Ok(false);
+    }
+    let mut bytes = 0;
     while !text.is_empty() {
         let (part, rest) = text.split_at(text.floor_char_boundary(MEASURED_BYTES));
         bytes += match normalizer {
@@ -162,15 +179,15 @@ pub(super) fn check_text(
             }
             None => part.len(),
         };
+        if !rest.is_empty() {
+            bytes += growth.across;
+        }
         if bytes > most {
-            return Err(format!(
-                "its {whole} bytes become more than {most} by this model's normalizer, or by a step of it; send \
-                 less of it at a time"
-            ));
+            return Ok(true);
         }
         text = rest;
     }
-    Ok(())
+    Ok(false)
 }
 
 /// Normalizes a text, and returns the most bytes that it had behind any step.
@@ -293,6 +310,12 @@ mod tests {
         let gone = json!({"type": "Replace", "pattern": {"String": "b"}, "content": ""});
         let both = json!({"type": "Sequence", "normalizers": [grows, gone]});
         let tokenizer = Tokenizer::from_bytes(&file(&both, &Value::Null), 8).unwrap();
+        let refusal = tokenizer.count(&text("a")).map_err(|error| format!("{error:?}"));
+        assert!(refusal.unwrap_err().contains("become more than 3145728"));
+        // A pattern that no piece that is measured has the whole of.
+        let long = json!({"type": "Replace", "pattern": {"String": "a".repeat(MEASURED_BYTES + 1)},
+            "content": "b".repeat(200 * MEASURED_BYTES)});
+        let tokenizer = Tokenizer::from_bytes(&file(&long, &Value::Null), 8).unwrap();
         let refusal = tokenizer.count(&text("a")).map_err(|error| format!("{error:?}"));
         assert!(refusal.unwrap_err().contains("become more than 3145728"));
     }

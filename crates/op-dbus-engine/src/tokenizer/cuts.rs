@@ -8,7 +8,8 @@
 use serde_json::Value;
 use tokenizers::AddedToken;
 
-use super::{PART_BYTES, Tokenizer, WHOLE_BYTES_MAX};
+/// Bytes that are looked at for a cut.
+const LOOKED_AT_BYTES: usize = 4 << 10;
 
 /// Where cuts fall.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -122,11 +123,12 @@ impl Cuts {
     }
 
     /// Whether a cut falls among any so many bytes of a text that follow each other. It may say no where one does:
-    /// so that little of the text is read, it looks for a cut in the first eighth of each half of them.
-    fn are_among(&self, bytes: usize, text: &str) -> bool {
+    /// so that little of the text is read, it looks for a cut at the beginning of each half of them.
+    pub fn are_among(&self, bytes: usize, text: &str) -> bool {
         let half = bytes / 2;
+        let looked_at = half.min(LOOKED_AT_BYTES);
         let mut starts = (0..text.len().saturating_sub(half)).step_by(half);
-        starts.all(|start| (start..start + half / 8).any(|at| self.is_cut(text, at)))
+        starts.all(|start| (start..start + looked_at).any(|at| self.is_cut(text, at)))
     }
 
     /// Whether a cut falls before byte `at`.
@@ -149,14 +151,6 @@ impl Cuts {
             Self::Spaces => *after == b' ' && before.is_ascii_graphic(),
             Self::Nowhere => false,
         }
-    }
-}
-
-impl Tokenizer {
-    /// Whether a text may take so much memory, `in_parts` where it can be cut or else as a whole, that no other
-    /// such is to be tokenized beside it.
-    pub(crate) fn is_heavy(&self, text: &str, in_parts: bool) -> bool {
-        text.len() > WHOLE_BYTES_MAX && !(in_parts && self.0.cuts.are_among(PART_BYTES, text))
     }
 }
 
@@ -209,6 +203,8 @@ fn splits_at_spaces(pre_tokenizer: &Value) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const PART_BYTES: usize = 64 << 10;
 
     /// Such a one is found where no letter stands beside it, which a cut may take away.
     #[test]

@@ -2,6 +2,7 @@
 
 use proptest::prelude::*;
 
+use super::weight::WHOLE_BYTES_MAX;
 use super::*;
 
 fn ids(encoded: &Encoded) -> Vec<Vec<i32>> {
@@ -255,6 +256,8 @@ fn what_cannot_be_cut_or_is_not_to_be_takes_much_memory() {
         assert!(!tokenizer.is_heavy(&english, true) && tokenizer.is_heavy(&english, false));
         assert!(tokenizer.is_heavy(&marks, true));
         assert!(!tokenizer.is_heavy(&marks[3..], false));
+        // Nor does anybody wait for that to be known, or for a short text.
+        assert!(!tokenizer.is_measured(&english, true) && tokenizer.is_quick(2 << 10));
     }
 }
 

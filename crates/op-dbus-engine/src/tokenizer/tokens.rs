@@ -31,17 +31,24 @@ impl Tokenizer {
         ids: &[u32],
         truncate: Truncate,
     ) -> Result<Encoded, EncodeError> {
-        let vocabulary = *self.0.vocabulary.get_or_init(|| self.vocabulary());
-        if let Some(id) = ids.iter().copied().find(|id| *id >= vocabulary) {
+        let vocabulary = self.0.vocabulary.get_or_init(|| self.vocabulary());
+        // Nearly all vocabularies leave no id out, so that each stands in its own place.
+        let has = |id: u32| {
+            vocabulary.get(id as usize) == Some(&id) || vocabulary.binary_search(&id).is_ok()
+        };
+        if let Some(id) = ids.iter().copied().find(|id| !has(*id)) {
+            let vocabulary = vocabulary.last().map_or(0, |last| last.saturating_add(1));
             return Err(EncodeError::Unknown { id, vocabulary });
         }
         self.fit(self.without_specials(ids), truncate)
     }
 
-    /// The largest id of the vocabulary and one.
-    fn vocabulary(&self) -> u32 {
-        let ids = self.0.model.get_vocab(true).into_values();
-        ids.max().map_or(0, |id| id.saturating_add(1))
+    /// The ids of the vocabulary, in order. The largest may be any, however few there are.
+    fn vocabulary(&self) -> Box<[u32]> {
+        let mut ids: Vec<u32> = self.0.model.get_vocab(true).into_values().collect();
+        ids.sort_unstable();
+        ids.dedup();
+        ids.into()
     }
 
     /// The ids between the special tokens, where both ends are there.
@@ -127,6 +134,21 @@ mod tests {
         let tokenizer = Tokenizer::bytes(8);
         let error = tokenizer.encode_tokens(&[1, 258, 4], Truncate::End).unwrap_err();
         assert!(matches!(error, EncodeError::Unknown { id: 258, vocabulary: 258 }), "{error:?}");
+    }
+
+    #[test]
+    fn an_id_that_the_vocabulary_leaves_out_is_refused() {
+        let file = json!({
+            "version": "1.0", "truncation": null, "padding": null, "added_tokens": [],
+            "normalizer": null, "pre_tokenizer": {"type": "Whitespace"}, "decoder": null,
+            "post_processor": null,
+            "model": {"type": "WordLevel", "unk_token": "x", "vocab": {"x": 0, "a": 5}},
+        });
+        let tokenizer = Tokenizer::from_bytes(file.to_string().as_bytes(), 8).unwrap();
+        let encoded = tokenizer.encode_tokens(&[5, 0], Truncate::End).unwrap();
+        assert_eq!(rows(encoded), [[5, 0]]);
+        let error = tokenizer.encode_tokens(&[5, 3], Truncate::End).unwrap_err();
+        assert!(matches!(error, EncodeError::Unknown { id: 3, vocabulary: 6 }), "{error:?}");
     }
 
     #[test]

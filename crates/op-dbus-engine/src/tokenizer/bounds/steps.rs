@@ -41,6 +41,8 @@ struct Steps {
     /// Those of the patterns that may look at all of a text for each of its letters.
     far: usize,
     far_bytes: usize,
+    /// Bytes of the longest text that a longer one is put in place of.
+    grown_bytes: usize,
 }
 
 /// What the steps may make of a text.
@@ -53,6 +55,9 @@ pub(in super::super) struct Growth {
     pub normalized_max: usize,
     /// Whether they may look at all of it for each of its letters.
     pub looks_far: bool,
+    /// Bytes that the normalizer may make where two pieces of a text meet, each of which it is given by itself: of
+    /// what it looks for, one may have the beginning and the other the end.
+    pub across: usize,
 }
 
 impl Growth {
@@ -62,6 +67,7 @@ impl Growth {
         pre_tokenizer: 1,
         normalized_max: NORMALIZED_BYTES_MAX,
         looks_far: false,
+        across: 0,
     };
 }
 
@@ -83,6 +89,7 @@ pub(super) fn check(
         pre_tokenizer,
         normalized_max: NORMALIZED_BYTES_MAX.min(PRE_TOKENIZED_BYTES_MAX / pre_tokenizer.max(1)),
         looks_far: steps.far > 0,
+        across: steps.grown_bytes.saturating_mul(normalizer),
     };
     let far = steps.far;
     growth_of(&mut steps, decoder, DECODER_GROWTH_MAX)?;
@@ -139,7 +146,12 @@ impl Steps {
             self.pattern_bytes = self.pattern_bytes.saturating_add(plain.map_or(0, str::len));
             growth = growth.saturating_mul(match (plain, text("content")) {
                 (_, None) => 1,
-                (Some(plain), Some(content)) => content.len().div_ceil(plain.len().max(1)).max(1),
+                (Some(plain), Some(content)) => {
+                    if content.len() > plain.len() {
+                        self.grown_bytes = self.grown_bytes.max(plain.len());
+                    }
+                    content.len().div_ceil(plain.len().max(1)).max(1)
+                }
                 // An expression may be found between any two letters.
                 (None, Some(content)) => content.len() + 1,
             });
