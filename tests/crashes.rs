@@ -2,6 +2,7 @@
 //! import, a pull or a removal: a whole model or none.
 
 pub mod cached;
+mod damaged;
 pub mod pulled;
 mod tracer;
 
@@ -26,7 +27,7 @@ use tracer::{FAULTS, KILL, points, traced};
 
 /// The tests of all modules.
 pub fn all() -> Vec<Test> {
-    [tests(), cached::tests(), pulled::tests()].into_iter().flatten().collect()
+    [tests(), cached::tests(), damaged::tests(), pulled::tests()].into_iter().flatten().collect()
 }
 
 tests! {

@@ -27,6 +27,8 @@ pub struct StateFile {
     settings: BTreeMap<String, Value>,
     /// Whether there is a file that could not be read.
     unread: bool,
+    /// Where what is there goes once this takes its place, as it can't be used.
+    aside: Option<PathBuf>,
 }
 
 /// Why the state could not be written.
@@ -112,23 +114,46 @@ impl StateFile {
 
     /// Tidies up for the service that owns the file: temporary files left by a crash are removed,
     /// and a file that was found to be `unusable` is moved aside to `<name>.corrupt-<unix time>`; what is no
-    /// file, such as /dev/null, stays. One sentence for each thing that the administrator should know.
-    pub(crate) fn repair(path: &Path, unusable: Option<Unusable>) -> Vec<String> {
-        let mut warnings = remove_leftovers(path);
-        warnings.extend(unusable.map(|unusable| match unusable {
-            Unusable::Damaged(reason) => move_aside(path, &reason),
+    /// file, such as /dev/null, stays. What is known all the same of what was changed is written in its place, without
+    /// which the file stays as well: that there is none would take all changes back. One sentence for each thing that
+    /// the administrator should know.
+    pub(crate) fn repair(&mut self, unusable: Option<Unusable>) -> Vec<String> {
+        let mut warnings = remove_leftovers(&self.path);
+        let Some(unusable) = unusable else { return warnings };
+        let aside = aside(&self.path);
+        let to = format!("it was moved to {}", aside.display());
+        let moved = match &unusable {
+            Unusable::Damaged(reason) => Some(format!("{reason}; {to}")),
             Unusable::Foreign(reason, fix) => {
-                let told = move_aside(path, &reason);
-                format!("{told}; to have it used, move it back and type `{fix}`, with the service stopped")
+                let back = format!("move it back and type `{fix}`, with the service stopped");
+                Some(format!("{reason}; {to}; to have it used, {back}"))
             }
-            Unusable::Unreadable(reason) => not_used(path, &reason),
-        }));
+            Unusable::Unreadable(_) => None,
+        };
+        let stays = unusable.reason();
+        let told = if !self.settings.is_empty() {
+            self.aside = moved.is_some().then_some(aside);
+            let kept = "what was changed over the bus stays in force, and";
+            match self.save() {
+                Ok(()) => format!("{}; {kept} is written anew", moved.unwrap_or(stays)),
+                Err(error) => format!("{stays}; {kept} can't be written anew: {error}"),
+            }
+        } else if let Some(moved) = moved {
+            match fs::rename(&self.path, aside) {
+                Ok(()) => moved,
+                Err(error) => format!("{stays}; it could not be moved aside ({error})"),
+            }
+        } else {
+            stays
+        };
+        warnings.push(not_used(&self.path, &told));
         warnings
     }
 
     /// A state with no changes, to be written to `path`.
     pub fn empty(path: &Path) -> StateFile {
-        StateFile { path: path.to_owned(), settings: BTreeMap::new(), unread: false }
+        let (settings, unread, aside) = Default::default();
+        StateFile { path: path.to_owned(), settings, unread, aside }
     }
 
     /// Where it is kept.
@@ -160,7 +185,7 @@ impl StateFile {
             return Err(StateError::Unread { path: self.path.clone() });
         }
         self.write().map_err(|source| self.error(source))?;
-        self.unread = false;
+        (self.unread, self.aside) = (false, None);
         Ok(())
     }
 
@@ -192,6 +217,7 @@ impl StateFile {
         file.write_all(self.document()?.as_bytes())?;
         file.as_file().set_permissions(fs::Permissions::from_mode(0o644))?;
         file.as_file().sync_all()?;
+        self.put_aside()?;
         file.persist(&self.path)?;
         // It is in force from here on, and after a restart: to call that a failure would have it said that nothing
         // has changed.
@@ -202,6 +228,18 @@ impl StateFile {
             );
         }
         Ok(())
+    }
+
+    /// Puts what is there aside, if it is to go there. It keeps its name until that is taken from it: without a file
+    /// under it nothing would be known of any change.
+    fn put_aside(&self) -> io::Result<()> {
+        let Some(aside) = &self.aside else { return Ok(()) };
+        // Some file systems know no links, and a file of another user may not have one: that has no name for a moment.
+        match fs::hard_link(&self.path, aside).or_else(|_| fs::rename(&self.path, aside)) {
+            // Somebody was first.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            end => end,
+        }
     }
 
     /// The file's content.
@@ -294,16 +332,12 @@ pub(crate) fn not_used(path: &Path, reason: &str) -> String {
     format!("the state file {} is not used: {reason}", path.display())
 }
 
-/// Moves the file out of the way; returns the sentence that says so.
-fn move_aside(path: &Path, reason: &str) -> String {
+/// Where a file that can't be used is moved to now.
+fn aside(path: &Path) -> PathBuf {
     let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
     let mut aside = path.as_os_str().to_owned();
     aside.push(format!(".corrupt-{seconds}"));
-    let why = not_used(path, reason);
-    match fs::rename(path, &aside) {
-        Ok(()) => format!("{why}; it was moved to {}", aside.display()),
-        Err(error) => format!("{why}; it could not be moved aside ({error})"),
-    }
+    aside.into()
 }
 
 #[cfg(test)]

@@ -192,9 +192,9 @@ pub struct EngineConfig {
     pub limits: Limits,
     /// Threads that tokenize large calls. Zero counts as one.
     pub tokenizer_threads: usize,
-    /// A worker that has been idle for this long embeds the engine's own text, so that one that was
-    /// lost meanwhile, or is not what it was, is replaced before anybody needs it. One that gets that text by
-    /// [`Engine::canary`](crate::Engine::canary) is not idle, and is replaced for it as well.
+    /// A worker that has not embedded the engine's own text for this long does so, idle or between two batches, so
+    /// that one that was lost meanwhile, or is not what it was, is replaced, if it is idle before anybody needs it.
+    /// [`Engine::canary`](crate::Engine::canary) may have it asked sooner.
     pub idle_check: Duration,
     /// Vectors of texts that come again; off by default. Engines may share one.
     pub cache: Arc<Cache>,

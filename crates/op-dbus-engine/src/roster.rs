@@ -62,11 +62,13 @@ struct Worker {
     was_given_up: bool,
     /// What it is asked for and has not done yet.
     orders: BTreeSet<Order>,
+    /// When it first looked for something to do after it had proved itself; none until it does.
+    proved_us: Option<u64>,
     /// Whether a backend is being made for it now.
     is_loading: bool,
     /// Whether it lets its backend go now.
     is_leaving: bool,
-    /// Whether it is measured anew now, or will be at once.
+    /// Whether it is measured anew now.
     measures: bool,
     /// What it gave back in all, and had left when it last did.
     footprint: Footprint,
@@ -277,6 +279,7 @@ impl Roster {
         if let Some(worker) = self.workers.get_mut(worker) {
             (worker.is_loading, worker.was_given_up) = (false, false);
             (worker.load_failures, worker.load_failures_us) = (0, 0);
+            worker.proved_us = None;
             worker.status.state = WorkerState::Idle;
             worker.status.description = loaded.description;
             worker.status.memory = loaded.memory;

@@ -91,7 +91,7 @@ struct State {
 pub(crate) enum Next {
     /// It runs the batch that was planned.
     Batch,
-    /// It has been idle for long or was asked to, and makes sure that it still computes.
+    /// It has not done so for long or was asked to, and makes sure that it still computes.
     Check,
     /// It gives back memory that it can do without.
     Trim,
@@ -195,21 +195,19 @@ impl Scheduler {
 
     /// What a worker does next; a batch is put into `plan`. With `wait`, waits if there is nothing.
     pub fn next_batch(&self, worker: usize, plan: &mut Plan<Row>, wait: bool) -> Next {
-        let check_at = Instant::now() + self.idle_check;
         let mut guard = self.lock();
         let bell = self.bell(&guard, worker);
         let mut times_left = 0_u32;
         loop {
-            let state = &mut *guard;
-            match state.duty(worker) {
+            let (state, now_us) = (&mut *guard, self.clock.now_us());
+            match self.duty(state, worker, now_us) {
                 Some(Next::Nothing) if wait => {
                     guard = self.wait(bell, guard, None);
                     continue;
                 }
-                Some(next) => return state.sent_to(next, worker, self.clock.now_us()),
+                Some(next) => return state.sent_to(next, worker, now_us),
                 None => {}
             }
-            let now_us = self.clock.now_us();
             let alive = |entry: &Entry| entry.item.job.is_alive(now_us);
             let dead = state.purge(&alive);
             if !dead.is_empty() {
@@ -221,10 +219,6 @@ impl Scheduler {
                 continue;
             }
             let serves = match self.turn(state, worker, now_us) {
-                // One that leaves work to others is looked at as often as one that has nothing to do.
-                Err(_) | Ok(Serves::Bulk) if self.is_due(state, worker, (check_at, now_us)) => {
-                    return state.sent_to(Next::Check, worker, now_us);
-                }
                 Ok(serves) => serves,
                 Err(_) if !wait => return Next::Nothing,
                 Err(delay) => {
@@ -262,11 +256,8 @@ impl Scheduler {
             if !wait {
                 return Next::Nothing;
             }
-            let until_check = check_at.saturating_duration_since(Instant::now());
-            if until_check.is_zero() {
-                return state.sent_to(Next::Check, worker, now_us);
-            }
             times_left = 0;
+            let until_check = self.until_check(state, worker, now_us);
             guard = self.wait(bell, guard, Some(until_check));
         }
     }

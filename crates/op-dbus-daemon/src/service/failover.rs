@@ -138,16 +138,19 @@ impl Service {
             false => None,
         };
         let now = self.now();
-        match (now.served().filter(|in_force| in_force.choice == failed.choice), overtaken) {
-            (Some(in_force), _) => Some(in_force.clone()),
-            (None, Some(end)) => end.ok(),
-            // It serves those who ask for its level, beside the one in force; or did so until now.
-            (None, None) => {
-                let next = now.fleet.get_instead_of(failed).await.ok()?;
-                self.tell_named(&next, now.settings());
-                Some(next)
-            }
+        if let Some(in_force) = now.served().filter(|it| it.choice == failed.choice) {
+            return Some(in_force.clone());
         }
+        if let Some(end) = overtaken {
+            return end.ok();
+        }
+        // It serves those who ask for its level, beside the one in force; or did so until now.
+        let (load, loaded) = (now.fleet.get_instead_of(failed), now.loaded.clone());
+        // As in `serving`, what a change lets go of ends.
+        drop(now);
+        let next = load.await.ok()?;
+        self.tell_named(&next, &loaded.settings);
+        Some(next)
     }
 }
 

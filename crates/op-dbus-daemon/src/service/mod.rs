@@ -176,6 +176,9 @@ impl Service {
             // Before it is waited for: what comes of it is taken up as well where this caller leaves meanwhile.
             self.0.tried.notify_one();
         }
+        let loaded = now.loaded.clone();
+        // Nothing else is held meanwhile: what a change lets go of ends.
+        drop(now);
         let served = match deadline {
             None => load.await,
             Some(deadline) => {
@@ -186,7 +189,7 @@ impl Service {
         if in_force {
             return served.map_err(Error::InForce);
         }
-        served.inspect(|served| self.tell_named(served, now.settings())).map_err(Error::Load)
+        served.inspect(|served| self.tell_named(served, &loaded.settings)).map_err(Error::Load)
     }
 
     /// As [`Service::serving`] for so many texts of a user. While they wait for a load they count against that
@@ -205,8 +208,7 @@ impl Service {
         if let Some(end) = serving.as_mut().now_or_never() {
             return end;
         }
-        let now = self.now();
-        let _seat = now.fleet.anteroom.enter(uid, texts, bytes)?;
+        let _seat = self.now().fleet.anteroom.enter(uid, texts, bytes)?;
         serving.await
     }
 

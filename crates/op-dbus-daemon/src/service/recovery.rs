@@ -210,19 +210,22 @@ impl Service {
     /// when a call asks for it; what came of a call that `has_tried` is taken up.
     pub(super) async fn revive(&self, has_tried: bool) {
         let Ok(now) = self.staying() else { return };
-        let (Phase::Failed(cause), Some(choice)) = (&now.phase, wanted(now.settings())) else {
+        let (Phase::Failed(cause), Some(choice)) = (now.phase.clone(), wanted(now.settings()))
+        else {
             return;
         };
         let may_be_there = matches!(cause.root(), Error::Provider(_) | Error::Backend(_))
             || cause.is_of_missing_model();
-        // As in `improve`, no change waits for that, and what has changed meanwhile stays so.
-        let end = match (has_tried, may_be_there) {
-            (true, _) => now.fleet.get(&choice).await,
-            (false, true) => now.fleet.get_anew(&choice).await,
+        let load = match (has_tried, may_be_there) {
+            (true, _) => now.fleet.get(&choice),
+            (false, true) => now.fleet.get_anew(&choice),
             (false, false) => return,
         };
+        // As in `improve`, no change waits for that, what has changed meanwhile stays so, and what it lets go of ends.
+        drop(now);
+        let end = load.await;
         let _change = self.0.change.lock().await;
-        if !matches!(&self.now().phase, Phase::Failed(it) if Arc::ptr_eq(it, cause)) {
+        if !matches!(&self.now().phase, Phase::Failed(it) if Arc::ptr_eq(it, &cause)) {
             return;
         }
         match end {

@@ -259,21 +259,11 @@ pub(super) fn load(sources: &Sources, in_use: Option<&Loaded>) -> Result<Loaded,
 }
 
 fn state_warnings(loaded: &mut Loaded, unusable: Option<Unusable>) -> Vec<String> {
+    if loaded.sources.repair_state {
+        return loaded.state.repair(unusable);
+    }
     let path = loaded.state.path();
-    if !loaded.sources.repair_state {
-        return unusable.map(|unusable| not_used(path, &unusable.reason())).into_iter().collect();
-    }
-    let is_known = unusable.is_some() && !loaded.state.settings().is_empty();
-    let mut warnings = StateFile::repair(path, unusable);
-    if is_known && let Some(told) = warnings.last_mut() {
-        // At once: the next reload would find none, which takes back all changes.
-        let end = match loaded.state.save() {
-            Ok(()) => "is written anew".to_owned(),
-            Err(error) => format!("can't be written anew: {error}"),
-        };
-        told.push_str(&format!("; what was changed over the bus stays in force, and {end}"));
-    }
-    warnings
+    unusable.map(|unusable| not_used(path, &unusable.reason())).into_iter().collect()
 }
 
 /// The last layer that has the key.

@@ -20,8 +20,9 @@ fn sample(path: &Path) -> StateFile {
 
 /// Reads the file as the service does.
 fn open(path: &Path) -> (StateFile, Vec<String>) {
-    let (state, unusable) = StateFile::look(path);
-    (state, StateFile::repair(path, unusable))
+    let (mut state, unusable) = StateFile::look(path);
+    let told = state.repair(unusable);
+    (state, told)
 }
 
 fn names(folder: &Path) -> Vec<String> {
@@ -213,6 +214,47 @@ fn a_write_that_fails_says_what_to_do() {
     for place in ["/proc/state.json", "/proc/no/such/folder/state.json"] {
         assert!(StateFile::empty(Path::new(place)).save().is_err(), "{place}");
     }
+}
+
+/// A damaged file, and the state that is known all the same.
+fn known(path: &Path) -> (StateFile, Option<Unusable>) {
+    fs::write(path, "damaged").unwrap();
+    let (mut state, unusable) = StateFile::look(path);
+    state.set("vector_level", Value::from("low"));
+    (state, unusable)
+}
+
+#[test]
+fn what_is_known_takes_the_place_of_what_is_moved_aside() {
+    let (folder, path) = place();
+    let (mut state, unusable) = known(&path);
+    let told = state.repair(unusable);
+    assert!(told.len() == 1 && told[0].ends_with("is written anew"), "{told:?}");
+    assert_eq!(StateFile::read(&path), (state.clone(), None));
+    let names = names(folder.path());
+    assert!(names.len() == 2 && names[1].starts_with("state.json.corrupt-"), "{names:?}");
+    assert_eq!(fs::read_to_string(folder.path().join(&names[1])).unwrap(), "damaged");
+    // Where that comes later, somebody may have taken it away.
+    state.aside = Some(folder.path().join("aside"));
+    fs::remove_file(&path).unwrap();
+    state.save().unwrap();
+    assert_eq!(StateFile::read(&path), (state, None));
+}
+
+/// Where nothing is under its name the next look would take all changes back.
+#[test]
+fn what_is_known_and_cannot_be_written_leaves_the_damaged_file_in_its_place() {
+    // There is room for the name of the temporary file, and none for the longer one of what is moved aside.
+    let (folder, name) = (tempfile::tempdir().unwrap(), "s".repeat(240));
+    let path = folder.path().join(&name);
+    let (mut state, unusable) = known(&path);
+    let told = state.repair(unusable);
+    let end = "what was changed over the bus stays in force, and can't be written anew: ";
+    assert!(told.len() == 1 && told[0].contains(end), "{told:?}");
+    assert!(!told[0].contains("moved"), "{told:?}");
+    assert_eq!(names(folder.path()), [name]);
+    assert_eq!(fs::read_to_string(&path).unwrap(), "damaged");
+    state.save().unwrap_err();
 }
 
 #[test]

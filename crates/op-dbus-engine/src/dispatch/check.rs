@@ -41,7 +41,7 @@ impl Worker {
         let shared = Arc::clone(&self.shared);
         if shared.scheduler.is_to_measure(self.place.index) {
             let costs = proof::costs(self.backend.as_mut(), self.place, &shared);
-            let costs = costs.inspect_err(|error| self.forget_if_wrong(error));
+            let costs = costs.inspect_err(|error| self.doubt_if_wrong(error));
             // Also where the backend is lost with that: what was known stays for a while.
             let (device, known) = (&self.description.device, costs.as_deref().unwrap_or_default());
             shared.scheduler.roster(|roster| roster.measured(self.place.pool, device, known));
@@ -61,14 +61,16 @@ impl Worker {
         let (shared, pool) = (&self.shared, &self.shared.pools[self.place.pool]);
         let vector = proof::probe(self.backend.as_mut(), &shared.model, &shared.probe);
         let proved = vector.and_then(|vector| proof::trust(pool, &self.description, &vector));
-        proved.inspect_err(|error| self.forget_if_wrong(error))
+        proved.inspect_err(|error| self.doubt_if_wrong(error))
     }
 
-    /// Forgets the vectors that were kept where a backend computes others than the model's: nobody knows since when.
-    fn forget_if_wrong(&self, error: &BackendError) {
+    /// Where a backend computes others than the model's vectors, has all workers prove themselves, which may be on the
+    /// same device, and forgets the vectors that were kept: nobody knows since when they are wrong.
+    fn doubt_if_wrong(&self, error: &BackendError) {
         if !matches!(error, BackendError::Load { .. }) {
             return;
         }
+        self.shared.scheduler.check();
         let vectors = self.shared.cache.forget(self.shared.number).vectors;
         if vectors > 0 {
             tracing::warn!(

@@ -29,6 +29,13 @@ impl Roster {
         self.workers.get(worker)?.orders.first().copied()
     }
 
+    /// When a worker proved itself last. To be asked at each of its looks for something to do, of which the first
+    /// comes at once after that and is taken for it.
+    pub fn proved_us(&mut self, worker: usize, now_us: u64) -> u64 {
+        let worker = self.workers.get_mut(worker);
+        worker.map_or(now_us, |worker| *worker.proved_us.get_or_insert(now_us))
+    }
+
     /// Whether some worker has not yet done what was asked for.
     pub fn is_ordered(&self, order: Order) -> bool {
         self.workers.iter().any(|worker| worker.is_there() && worker.orders.contains(&order))
@@ -58,9 +65,12 @@ impl Roster {
         if let Some(worker) = self.workers.get_mut(worker) {
             worker.status.memory = memory;
             worker.orders.remove(&order);
-            if order == Order::Trim {
-                let given_back = worker.footprint.given_back.saturating_add(trimmed.given_back);
-                worker.footprint = Footprint { given_back, ..trimmed };
+            match order {
+                Order::Check => worker.proved_us = None,
+                Order::Trim => {
+                    let given_back = worker.footprint.given_back.saturating_add(trimmed.given_back);
+                    worker.footprint = Footprint { given_back, ..trimmed };
+                }
             }
         }
     }
@@ -74,22 +84,13 @@ impl Roster {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Loaded;
+    use super::super::tests::{loaded, of_workers, pool};
     use super::*;
-    use crate::backend::{Backend, BackendError};
-    use crate::config::{ModelShape, Pool};
-    use crate::sim::SimBackend;
+    use crate::backend::BackendError;
 
     /// Two pools of one worker each, of which the second is ten times as fast.
     fn roster() -> Roster {
-        let backend = || SimBackend::new(4);
-        let pool = || Pool::new(Box::new(move |_| Ok(Box::new(backend()))));
-        let (normalized, matryoshka) = (true, Vec::new());
-        let model = ModelShape { dimensions: 4, max_input_tokens: 64, normalized, matryoshka };
-        let mut roster = Roster::new(&[pool(), pool()], &model);
-        let description = || backend().description().clone();
-        let loaded = || Loaded { description: description(), memory: MemoryUse::default() };
-        roster.add(vec![(0, loaded()), (1, loaded())]);
+        let mut roster = of_workers(&[pool(), pool()], vec![(0, loaded(0)), (1, loaded(0))]);
         for (worker, us) in [(0, 10_000), (1, 1_000)] {
             roster.learn(worker, 100, us);
         }

@@ -24,7 +24,7 @@ impl Scheduler {
         let serves = state.roster.serves(worker);
         let is_alone = state.roster.ordinary_workers() == 1 && serves == Serves::Everybody;
         // Where there are several, what one has planned would wait for it while another has nothing to do.
-        if !is_alone || state.duty(worker).is_some() {
+        if !is_alone || self.duty(state, worker, now_us).is_some() {
             return false;
         }
         let alive = |entry: &Entry| entry.item.job.is_alive(now_us);
@@ -73,7 +73,7 @@ impl Scheduler {
             Priority::Bulk => turn == Some((Priority::Interactive, false)),
             Priority::Interactive => is_aged,
         };
-        if !begun && (is_late || state.duty(worker).is_some()) {
+        if !begun && (is_late || self.duty(&mut state, worker, now_us).is_some()) {
             drop(state);
             self.put_back(&mut ahead.batch);
             return None;

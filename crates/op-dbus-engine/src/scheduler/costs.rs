@@ -1,34 +1,16 @@
 //! What batches cost, in time and in memory, as far as that depends on the time or is told to others.
 
-use std::time::Instant;
+use super::{Scheduler, micros};
 
-use super::{Scheduler, State, micros};
-
-/// After so many checks of an idle worker, ten minutes by itself, a device that leaves batches to others is
-/// measured anew.
+/// After so many checks of a worker, ten minutes by itself, a device that leaves batches to others is measured anew.
 const LEFT_CHECKS_MAX: u32 = 10;
 
 impl Scheduler {
     /// Whether a worker is to be measured anew: its device has left batches to others for so long that
     /// what is known of it may not be so any more.
     pub fn is_to_measure(&self, worker: usize) -> bool {
-        self.has_left_long(&mut self.lock(), worker, self.clock.now_us())
-    }
-
-    /// Whether a worker that leaves work to others is to make sure that it computes: at `check_at`, and once it is to
-    /// be measured anew. One that has other work again and again never waits until then.
-    pub(super) fn is_due(
-        &self,
-        state: &mut State,
-        worker: usize,
-        (check_at, now_us): (Instant, u64),
-    ) -> bool {
-        check_at <= Instant::now() || self.has_left_long(state, worker, now_us)
-    }
-
-    fn has_left_long(&self, state: &mut State, worker: usize, now_us: u64) -> bool {
-        let us = micros(self.idle_check * LEFT_CHECKS_MAX);
-        state.roster.is_to_measure(worker, us, now_us)
+        let (us, now_us) = (micros(self.idle_check * LEFT_CHECKS_MAX), self.clock.now_us());
+        self.roster(|roster| roster.is_to_measure(worker, us, now_us))
     }
 
     /// Takes note of the bytes that are free on a device.

@@ -203,6 +203,30 @@ impl Scheduler {
         away && state.refusal().is_none()
     }
 
+    /// What a worker has to do before it looks for a batch; `Nothing` if it is to wait.
+    pub(super) fn duty(&self, state: &mut State, worker: usize, now_us: u64) -> Option<Next> {
+        if state.stopped {
+            return Some(Next::Stopped);
+        }
+        match (state.wants(worker), state.roster.is(worker, WorkerState::Unloaded)) {
+            (true, true) => Some(Next::Load),
+            (false, false) => Some(Next::Unload),
+            (false, true) => Some(Next::Nothing),
+            (true, false) => match state.roster.order_of(worker) {
+                Some(Order::Check) => Some(Next::Check),
+                Some(Order::Trim) => Some(Next::Trim),
+                // However much waits: a device that turns wrong answers until it is asked.
+                None => self.until_check(state, worker, now_us).is_zero().then_some(Next::Check),
+            },
+        }
+    }
+
+    /// How long it is until a worker that has a backend is to make sure that it computes.
+    pub(super) fn until_check(&self, state: &mut State, worker: usize, now_us: u64) -> Duration {
+        let proved_us = state.roster.proved_us(worker, now_us);
+        self.idle_check.saturating_sub(Duration::from_micros(now_us.saturating_sub(proved_us)))
+    }
+
     /// Wakes every worker, whatever it waits for.
     fn call_all(&self) {
         self.work.notify_all();
@@ -218,22 +242,6 @@ impl Scheduler {
 }
 
 impl State {
-    /// What a worker has to do before it looks for a batch; `Nothing` if it is to wait.
-    pub fn duty(&self, worker: usize) -> Option<Next> {
-        if self.stopped {
-            return Some(Next::Stopped);
-        }
-        match (self.wants(worker), self.roster.is(worker, WorkerState::Unloaded)) {
-            (true, true) => Some(Next::Load),
-            (false, false) => Some(Next::Unload),
-            (false, true) => Some(Next::Nothing),
-            (true, false) => self.roster.order_of(worker).map(|order| match order {
-                Order::Check => Next::Check,
-                Order::Trim => Next::Trim,
-            }),
-        }
-    }
-
     /// Takes out what waits for nobody, if there is none left who computes it, and why.
     fn give_up(&mut self) -> Option<(Vec<Entry>, Error)> {
         let error = self.refusal()?;

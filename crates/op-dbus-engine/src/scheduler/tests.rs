@@ -1,5 +1,7 @@
 //! What workers would be told, without any.
 
+mod checks;
+
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::pin::pin;
@@ -238,22 +240,6 @@ fn a_slow_device_computes_bulk_beside_interactive_work_that_it_leaves_to_a_quick
     assert_eq!(next(0), (Next::Batch, Some(Priority::Bulk)));
     MADE_UP_US.set(Some(2 * BULK_WAIT_US));
     assert_eq!(next(1), (Next::Batch, Some(Priority::Interactive)));
-}
-
-/// It may compute other batches in between, and never be idle for long.
-#[test]
-fn who_has_left_work_to_others_for_long_is_measured_when_it_does_so_again() {
-    const LONG_US: u64 = 10 * 3_600_000_000;
-    let scheduler = of_two(10_000);
-    let _call = queued(&scheduler, Priority::Interactive, 1);
-    let next = || scheduler.next_batch(0, &mut Plan::default(), false);
-    assert_eq!(next(), Next::Nothing);
-    MADE_UP_US.set(Some(LONG_US - 1));
-    assert_eq!((next(), scheduler.is_to_measure(0)), (Next::Nothing, false));
-    MADE_UP_US.set(Some(LONG_US));
-    assert_eq!((next(), scheduler.is_to_measure(0)), (Next::Check, true));
-    scheduler.roster(|roster| roster.measured(0, "one:0", &[]));
-    assert_eq!(next(), Next::Nothing, "until it has left others as long");
 }
 
 #[derive(Default)]

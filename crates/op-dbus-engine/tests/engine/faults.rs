@@ -1,5 +1,6 @@
 //! Backends that fail, die, lie or never come.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
@@ -67,10 +68,7 @@ fn corrupt() -> BackendError {
 
 #[test]
 fn a_worker_that_does_not_load_fails_the_start() {
-    let start = |factory| {
-        let (tokenizer, pools) = (Tokenizer::bytes(INPUT_MAX), pools(factory, 2));
-        Engine::start(tokenizer, model(), pools, config(Limits::default())).unwrap_err()
-    };
+    let start = |factory| try_of_pools(pools(factory, 2)).unwrap_err();
     assert_eq!(start(Box::new(|_| Err(corrupt()))), corrupt());
     let wide = |_| -> Result<Box<dyn Backend>, BackendError> {
         Ok(Box::new(SimBackend::new(DIMENSIONS + 1)))
@@ -92,8 +90,8 @@ async fn calls_fail_when_no_worker_can_be_had() {
         _ => Err(corrupt()),
     };
     let engine = start(Box::new(factory), Limits::default(), 1);
-    let error = engine.embed(call(1, &["a"])).await.unwrap_err();
-    assert!(matches!(error, Error::WorkerFailed(_)), "{error:?}");
+    let (refusal, ()) = tokio::join!(engine.embed(call(1, &["a"])), engine.failing());
+    assert!(matches!(refusal, Err(Error::WorkerFailed(_))), "{refusal:?}");
     let worker = engine.descriptions().remove(0);
     assert_eq!(worker.state, WorkerState::Restarting);
     assert_eq!(worker.last_error.as_deref(), Some("damaged"));
@@ -116,14 +114,12 @@ async fn another_worker_takes_over_while_one_cannot_be_replaced() {
 
 #[tokio::test]
 async fn a_backend_with_other_vectors_is_not_trusted() {
-    let healthy = || -> BackendFactory { Box::new(|_| sim(Faults::default())) };
-    let tokenizer = || Tokenizer::bytes(INPUT_MAX);
-    let known = op_dbus_engine::reference(&tokenizer(), &model(), &healthy(), 0.9999).unwrap();
+    let known = reference();
     let vector = known.vector.clone();
     let started = |vector: Vec<f32>| {
         let reference = Some(Reference { vector, ..known.clone() });
-        let pool = Pool { reference, ..Pool::new(healthy()) };
-        Engine::start(tokenizer(), model(), vec![pool], config(Limits::default()))
+        let healthy: BackendFactory = Box::new(|_| sim(Faults::default()));
+        try_of_pools(vec![Pool { reference, ..Pool::new(healthy) }])
     };
     started(vector.clone()).unwrap().canary().await.unwrap();
     let mut other = vector.clone();
@@ -163,15 +159,12 @@ fn honest(batch: &Batch<'_>) -> Vec<Vec<i32>> {
 
 #[tokio::test]
 async fn a_backend_that_counts_padding_or_cuts_is_not_trusted() {
-    let tokenizer = || Tokenizer::bytes(INPUT_MAX);
-    let healthy: BackendFactory = Box::new(|_| sim(Faults::default()));
-    let reference = op_dbus_engine::reference(&tokenizer(), &model(), &healthy, 0.9999).unwrap();
+    let reference = reference();
     let started = |does: fn(&Batch<'_>) -> Vec<Vec<i32>>, faults: Faults, rows_max| {
         let factory: BackendFactory = Box::new(move |_| odd(faults.clone(), does));
         let reference = Some(reference.clone());
         let batch = BatchLimits { rows_max, ..BatchLimits::default() };
-        let pool = Pool { reference, batch, ..Pool::new(factory) };
-        Engine::start(tokenizer(), model(), vec![pool], config(Limits::default()))
+        try_of_pools(vec![Pool { reference, batch, ..Pool::new(factory) }])
     };
     started(honest, Faults::default(), 64).unwrap();
     // Who takes no such batch is asked for each text alone, and then pads nothing.
@@ -208,31 +201,33 @@ async fn a_backend_that_does_not_normalise_is_refused() {
     started(ModelShape { normalized: false, ..model() }).unwrap();
 }
 
-/// Whether a backend that was right has others' vectors by now.
-static STRAYS: AtomicBool = AtomicBool::new(false);
-
-fn straying(batch: &Batch<'_>) -> Vec<Vec<i32>> {
-    let other = i32::from(STRAYS.load(Ordering::Relaxed));
-    batch.texts().map(|row| row.iter().map(|id| id + other).collect()).collect()
+/// Of a backend that was right, and has others' vectors once this tells so.
+fn straying(strays: &Arc<AtomicBool>) -> Pool {
+    let strays = Arc::clone(strays);
+    let factory: BackendFactory = Box::new(move |_| {
+        let strays = Arc::clone(&strays);
+        Ok(around(sim(Faults::default())?, move |sim, batch, out| {
+            let other = i32::from(strays.load(Ordering::Relaxed));
+            let ids: Vec<i32> = batch.ids.iter().map(|id| id + other).collect();
+            sim.run(&Batch { ids: &ids, lengths: batch.lengths }, out)
+        }))
+    });
+    Pool { reference: Some(reference()), ..Pool::new(factory) }
 }
 
 #[tokio::test]
 async fn a_backend_that_was_right_and_turns_wrong_is_found() {
-    let tokenizer = || Tokenizer::bytes(INPUT_MAX);
-    let healthy: BackendFactory = Box::new(|_| sim(Faults::default()));
-    let reference = op_dbus_engine::reference(&tokenizer(), &model(), &healthy, 0.9999).unwrap();
+    let strays = Arc::new(AtomicBool::new(false));
     let started = |idle_check| {
-        let factory: BackendFactory = Box::new(|_| odd(Faults::default(), straying));
-        let pool = Pool { reference: Some(reference.clone()), ..Pool::new(factory) };
         let config = EngineConfig { idle_check, ..config(Limits::default()) };
-        Engine::start(tokenizer(), model(), vec![pool], config).unwrap()
+        configured(vec![straying(&strays)], config)
     };
     let woken = started(Duration::from_secs(3600));
     let (asked, idle) = (started(Duration::from_secs(3600)), started(Duration::from_millis(2)));
     asked.canary().await.unwrap();
-    STRAYS.store(true, Ordering::Relaxed);
-    // By the text that the watchdog is fed with, which keeps a worker from ever being idle for long, by a look at one
-    // that has nothing to do, and after a sleep of the machine.
+    strays.store(true, Ordering::Relaxed);
+    // By the text that the watchdog is fed with, by a look at one that has nothing to do, and after a sleep of the
+    // machine.
     let error = asked.canary().await.unwrap_err();
     assert!(matches!(error, Error::WorkerFailed(_)), "{error}");
     woken.wake();
@@ -242,7 +237,7 @@ async fn a_backend_that_was_right_and_turns_wrong_is_found() {
         }
     };
     tokio::time::timeout(Duration::from_secs(60), found).await.unwrap();
-    STRAYS.store(false, Ordering::Relaxed);
+    strays.store(false, Ordering::Relaxed);
     // The first may hear of the last that could not be had.
     let again = async {
         loop {
@@ -258,18 +253,6 @@ async fn a_backend_that_was_right_and_turns_wrong_is_found() {
     assert!(told.contains("can't be trusted"), "{told}");
 }
 
-#[tokio::test]
-async fn an_engine_tells_when_no_worker_can_be_had() {
-    let made = AtomicUsize::new(0);
-    let factory: BackendFactory = Box::new(move |_| match made.fetch_add(1, Ordering::SeqCst) {
-        0 => sim(Faults { die_on_batch: Some(2), ..Faults::default() }),
-        _ => Err(BackendError::Lost("the device is gone".into())),
-    });
-    let engine = start(factory, Limits::default(), 1);
-    let (refusal, ()) = tokio::join!(engine.embed(call(1, &["a"])), engine.failing());
-    assert!(matches!(refusal, Err(Error::WorkerFailed(_))), "{refusal:?}");
-}
-
 /// Its proof is the first batch of each backend, and passes.
 #[tokio::test]
 async fn a_device_that_proves_itself_and_loses_batches_is_given_up_where_another_takes_its_place() {
@@ -277,8 +260,7 @@ async fn a_device_that_proves_itself_and_loses_batches_is_given_up_where_another
         losses_max: Some(2),
         ..Pool::new(Box::new(|_| sim(Faults { die_on_batch: Some(2), ..Faults::default() })))
     };
-    let config = config(Limits::default());
-    let engine = Engine::start(Tokenizer::bytes(INPUT_MAX), model(), vec![pool], config).unwrap();
+    let engine = of_pools(vec![pool]);
     let error = engine.embed(call(1, &["a"])).await.unwrap_err();
     assert!(matches!(error, Error::WorkerFailed(_)), "{error:?}");
     // Known by the time that the first call hears of it.
@@ -312,8 +294,7 @@ async fn a_worker_that_was_lost_while_idle_is_replaced_before_it_is_needed() {
         sim(Faults { die_on_batch: (n == 0).then_some(2), ..Faults::default() })
     };
     let config = EngineConfig { idle_check: Duration::from_millis(20), ..EngineConfig::default() };
-    let pools = pools(Box::new(factory), 1);
-    let engine = Engine::start(Tokenizer::bytes(INPUT_MAX), model(), pools, config).unwrap();
+    let engine = configured(pools(Box::new(factory), 1), config);
     assert_eq!((replaced.recv(), replaced.recv()), (Ok(0), Ok(1)));
     assert_eq!(engine.embed(call(1, &["a"])).await.unwrap().vectors, expected("a"));
     assert_eq!(engine.stats().retries, 0);
@@ -344,8 +325,7 @@ fn moving() -> BackendFactory {
 #[tokio::test]
 async fn the_device_of_a_check_is_told_as_that_of_a_batch() {
     let config = EngineConfig { idle_check: Duration::from_millis(2), ..config(Limits::default()) };
-    let engine =
-        Engine::start(Tokenizer::bytes(INPUT_MAX), model(), pools(moving(), 1), config).unwrap();
+    let engine = configured(pools(moving(), 1), config);
     let device = || engine.descriptions().remove(0).description.device;
     let moves = async {
         while device() != "sim:1" {
@@ -366,4 +346,48 @@ async fn who_waits_for_a_worker_to_move_is_told() {
     moved.expect("nobody tells of it");
     reply.unwrap();
     assert_eq!(engine.devices(), ["sim:1"]);
+}
+
+#[tokio::test]
+async fn a_backend_that_turns_wrong_and_is_never_idle_is_found() {
+    let strays = Arc::new(AtomicBool::new(false));
+    let idle_check = Duration::from_millis(50);
+    let config = EngineConfig { idle_check, ..config(Limits::default()) };
+    let engine = configured(vec![straying(&strays)], config);
+    strays.store(true, Ordering::Relaxed);
+    let found = async {
+        while engine.stats().worker_restarts == 0 {
+            // The last may be told that no worker can be had.
+            let _ = engine.embed(call(1, &["a"])).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), found).await.expect("it answers on");
+}
+
+/// They may be on the same device.
+#[tokio::test]
+async fn when_one_worker_has_turned_wrong_the_others_are_asked() {
+    let [strays, has_failed] = [(); 2].map(|()| Arc::new(AtomicBool::new(false)));
+    let Pool { factory, reference, .. } = straying(&strays);
+    let failing: BackendFactory = Box::new(move |worker| {
+        let has_failed = Arc::clone(&has_failed);
+        Ok(around(factory(worker)?, move |straying, batch, out| {
+            // Whoever has it first has to prove itself then, and who has it next does not.
+            if batch.ids.contains(&i32::from(b'!')) && !has_failed.swap(true, Ordering::Relaxed) {
+                return Err(BackendError::Failed("on purpose".into()));
+            }
+            straying.run(batch, out)
+        }))
+    });
+    let idle_check = Duration::from_secs(3600);
+    let config = EngineConfig { idle_check, ..config(Limits::default()) };
+    let engine = configured(vec![Pool { reference, workers: 2, ..Pool::new(failing) }], config);
+    strays.store(true, Ordering::Relaxed);
+    let both = async {
+        let _ = engine.embed(call(1, &["!"])).await;
+        while engine.descriptions().iter().any(|worker| worker.restarts == 0) {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), both).await.expect("one answers on");
 }

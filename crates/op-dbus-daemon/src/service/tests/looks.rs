@@ -1,7 +1,10 @@
 //! When a provider is tried that is better than the one that serves.
 
+use std::sync::Weak;
+
 use super::guilt::{embed, service, service_with};
 use super::*;
+use crate::service::Served;
 
 /// The CPU, and a device, which is away at first.
 #[derive(Clone)]
@@ -172,14 +175,62 @@ async fn a_model_that_a_change_lets_go_of_ends_while_a_look_goes_on() {
     let look = tokio::spawn(async move { looks.improve().await });
     device.tried_after(before).await;
     service.set_level(Level::None).await.unwrap();
+    ended(&served).await;
+    drop(held);
+    assert!(!look.await.unwrap());
+}
+
+/// Returns once nobody holds this engine any more.
+async fn ended(served: &Weak<Served>) {
     let ended = async {
         while served.strong_count() > 0 {
             tokio::task::yield_now().await;
         }
     };
-    tokio::time::timeout(Duration::from_secs(60), ended).await.expect("the look holds it");
+    tokio::time::timeout(Duration::from_secs(60), ended).await.expect("it is held");
+}
+
+/// As above; here it is one that calls name, beside the one in force.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_model_that_a_change_lets_go_of_ends_while_a_failed_one_is_tried_again() {
+    let (root, device) = (tempfile::tempdir().unwrap(), Device::away());
+    let refuses = Arc::new(AtomicBool::new(true));
+    let spawner = refusing_other(&device, &refuses, LoadErrorKind::ProviderUnavailable);
+    let flags = [("execution_provider", "ggml"), ("fallback", "none"), ("model", "other")];
+    let service = service_with(&flags, &root, spawner);
+    service.start().await;
+    assert!(matches!(service.now().phase, Phase::Failed(_)));
+    let tiny = Choice::Imported("tiny".to_owned());
+    let tiny = Arc::downgrade(&service.now().fleet.get(&tiny).await.unwrap());
+    refuses.store(false, Ordering::SeqCst);
+    let (held, before) = (Held::new(&device.held), device.tries());
+    let tries = service.clone();
+    let look = tokio::spawn(async move { tries.revive(false).await });
+    device.tried_after(before).await;
+    let next = service.fleet(service.now().loaded.clone());
+    service.replace(|now| now.fleet = next);
+    ended(&tiny).await;
     drop(held);
-    assert!(!look.await.unwrap());
+    look.await.unwrap();
+}
+
+/// As above.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_model_that_a_change_lets_go_of_ends_while_a_call_waits_for_another() {
+    let (_root, backends, service) = started(&[]).await;
+    let served = Arc::downgrade(service.now().served().unwrap());
+    let (held, before) = (Held::new(&backends.held), backends.made.load(Ordering::SeqCst));
+    let calls = service.clone();
+    let size = (1, 0);
+    let call =
+        tokio::spawn(async move { calls.serving_to(1, size, Some(Level::High), None).await });
+    while backends.made.load(Ordering::SeqCst) == before {
+        tokio::task::yield_now().await;
+    }
+    service.set_level(Level::None).await.unwrap();
+    ended(&served).await;
+    drop(held);
+    call.await.unwrap().unwrap();
 }
 
 /// What a look, or a start, has found of those that do not compute.

@@ -194,7 +194,7 @@ fn shared(random: &mut Random, backend: Make) -> (Shared, Limits) {
     let pools: Vec<Pool> = (0..random.of(&[1, 2])).map(|_| pool(random, backend)).collect();
     let roster = Roster::new(&pools, &model);
     let scheduler =
-        Arc::new(Scheduler::new(&limits, Duration::from_secs(3600), roster, Arc::default()));
+        Arc::new(Scheduler::new(&limits, Duration::from_secs(60), roster, Arc::default()));
     let probe = probe(&Tokenizer::bytes(INPUT_MAX), CANARY).unwrap();
     let (cache, number, backoff) = (Arc::new(Cache::new(0)), 0, Duration::ZERO);
     (Shared { scheduler, cache, number, pools, model, probe, backoff }, limits)

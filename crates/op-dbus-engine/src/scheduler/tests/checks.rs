@@ -1,0 +1,61 @@
+//! When workers are told to make sure that they compute.
+
+use super::*;
+
+/// How long a worker goes without here.
+const HOUR_US: u64 = 3_600_000_000;
+
+/// Nor is it ever idle: its next batch is planned, and may have begun, before it has computed this one.
+#[test]
+fn who_always_has_something_to_compute_is_told_as_well() {
+    for begun in [false, true] {
+        let (scheduler, mut plan, mut ahead) = (scheduler(), Plan::default(), Plan::default());
+        let _bulk = queued(&scheduler, Priority::Bulk, 12);
+        assert_eq!(scheduler.next_batch(0, &mut plan, false), Next::Batch);
+        scheduler.plan_ahead(0, &mut ahead);
+        assert_eq!(ahead.batch.len(), 2);
+        MADE_UP_US.set(Some(HOUR_US));
+        let next = scheduler.take_ahead(0, (&mut ahead, begun), &mut plan);
+        assert_eq!((next, ahead.batch.len()), (begun.then_some(Next::Batch), 0));
+        scheduler.plan_ahead(0, &mut ahead);
+        assert!(ahead.batch.is_empty(), "it would come first");
+        assert_eq!(scheduler.next_batch(0, &mut plan, false), Next::Check);
+        scheduler.change(|roster| roster.obeyed(0, Order::Check, Default::default()));
+        for now_us in [HOUR_US, 2 * HOUR_US - 1] {
+            MADE_UP_US.set(Some(now_us));
+            assert_eq!(scheduler.next_batch(0, &mut plan, false), Next::Batch);
+        }
+        MADE_UP_US.set(Some(2 * HOUR_US));
+        assert_eq!(scheduler.next_batch(0, &mut plan, false), Next::Check);
+    }
+}
+
+#[test]
+fn a_worker_in_reserve_is_told_while_it_is_needed() {
+    let scheduler = scheduler_of(|pool| Pool { reserved: 1, ..pool });
+    let next = || scheduler.next_batch(1, &mut Plan::default(), false);
+    let both = || [Priority::Bulk, Priority::Interactive].map(|class| queued(&scheduler, class, 1));
+    let _calls = both();
+    assert_eq!(next(), Next::Load);
+    scheduler.loaded(1, loaded("sim").1);
+    assert_eq!(next(), Next::Nothing);
+    MADE_UP_US.set(Some(HOUR_US));
+    assert_eq!(next(), Next::Unload);
+    let _calls = both();
+    assert_eq!(next(), Next::Check);
+}
+
+/// However much it computes in between.
+#[test]
+fn who_has_left_work_to_others_for_long_is_measured_with_its_next_check() {
+    let scheduler = of_two(10_000);
+    let _call = queued(&scheduler, Priority::Interactive, 1);
+    let next = || scheduler.next_batch(0, &mut Plan::default(), false);
+    assert_eq!(next(), Next::Nothing);
+    MADE_UP_US.set(Some(10 * HOUR_US - 1));
+    assert_eq!((next(), scheduler.is_to_measure(0)), (Next::Check, false));
+    MADE_UP_US.set(Some(10 * HOUR_US));
+    assert!(scheduler.is_to_measure(0));
+    scheduler.roster(|roster| roster.measured(0, "one:0", &[]));
+    assert!(!scheduler.is_to_measure(0), "until it has left others as long");
+}
