@@ -14,6 +14,7 @@ tests! {
     a_graph_that_cannot_be_fed_is_not_imported: [],
     a_graph_whose_data_lie_elsewhere_is_not_imported: [],
     which_output_of_an_own_graph_it_is_can_be_said: [],
+    an_output_that_turns_out_to_be_a_guess_is_not_taken: [Bus, Runtime],
     a_graph_that_the_library_refuses_ends_nothing: [Bus, Runtime],
     a_graph_without_end_is_ended: [Bus, Runtime],
     a_text_without_a_finite_vector_costs_no_worker: [Bus, Runtime],
@@ -87,6 +88,20 @@ fn graph_with(last: &[u8], inputs: &[Vec<u8>], more: &[u8]) -> Vec<u8> {
         field(12, port("last_hidden_state", FLOAT, &[0, 0, WIDTH])),
     ];
     [number(1, 8), field(7, graph.concat()), field(8, number(2, 17))].concat()
+}
+
+/// A name for the vectors of tokens that tells nothing.
+const OTHER: &str = "the_other_outputs";
+
+/// The same graph with that name for them.
+fn renamed(mut graph: Vec<u8>) -> Vec<u8> {
+    let known = "last_hidden_state";
+    for at in 0..graph.len() - known.len() {
+        if graph[at..].starts_with(known.as_bytes()) {
+            graph[at..at + known.len()].copy_from_slice(OTHER.as_bytes());
+        }
+    }
+    graph
 }
 
 /// The rows, handed on again and again in place of the logarithms.
@@ -215,13 +230,7 @@ async fn a_text_without_a_finite_vector_costs_no_worker() -> Outcome {
 /// Outputs whose names tell nothing, beside the one for each token.
 async fn which_output_of_an_own_graph_it_is_can_be_said() -> Outcome {
     let setup = Setup::sim()?;
-    let (known, other) = ("last_hidden_state", "the_other_outputs");
-    let mut graph = fs::read(fixture("golden/tiny-bert/onnx/model.onnx"))?;
-    for at in 0..graph.len() - known.len() {
-        if graph[at..].starts_with(known.as_bytes()) {
-            graph[at..at + known.len()].copy_from_slice(other.as_bytes());
-        }
-    }
+    let mut graph = renamed(fs::read(fixture("golden/tiny-bert/onnx/model.onnx"))?);
     // As wide as the one for each token, as BERT's classifier head is; and others.
     for (name, width) in [("head", 24), ("one", 8), ("two", 4)] {
         // A message that comes again adds to the one before.
@@ -236,7 +245,7 @@ async fn which_output_of_an_own_graph_it_is_can_be_said() -> Outcome {
         async move { setup.import(path, &arguments).await }
     };
     let refused = import(&[]).await?.stderr;
-    for part in ["one ([-1, 8])", "two ([-1, 4])", other, "say with --dimensions which it is"] {
+    for part in ["one ([-1, 8])", "two ([-1, 4])", OTHER, "say with --dimensions which it is"] {
         assert!(refused.contains(part), "{part}: {refused}");
     }
     for pooling in [&["--dimensions", "24"][..], &["--dimensions", "24", "--pooling", "mean"]] {
@@ -250,7 +259,27 @@ async fn which_output_of_an_own_graph_it_is_can_be_said() -> Outcome {
     {
         assert!(refused.contains(part), "{part}: {refused}");
     }
-    assert!(refused.contains(other) && !refused.contains("--dimensions"), "{refused}");
+    assert!(refused.contains(OTHER) && !refused.contains("--dimensions"), "{refused}");
     import(&["--dimensions", "8"]).await?.success()?;
+    Ok(())
+}
+
+/// Of an output whose shape the file does not state the import knows too little: there is one for each token, and the
+/// library works out that there is one for each text as well.
+async fn an_output_that_turns_out_to_be_a_guess_is_not_taken() -> Outcome {
+    let first = [number(2, INT64), field(8, "first"), field(9, 0_i64.to_le_bytes())].concat();
+    let shapeless = [field(1, "output_1"), field(2, field(1, number(1, FLOAT)))].concat();
+    let more = [
+        field(1, node("Gather", &[OTHER, "first"], "output_1")),
+        field(5, first),
+        field(12, shapeless),
+    ];
+    // A message that comes again adds to the one before.
+    let graph = [renamed(graph(&[ids(), mask()], &[])), field(7, more.concat())].concat();
+    let setup = with_graph(&graph).await?.env("OP_DBUS_CPU_ENGINE", "ort");
+    let refusal = setup.refusal(WorkerFailed).await?;
+    for part in ["own/model.onnx", "output_1 has a vector per text", "sentence_embedding"] {
+        assert!(refusal.contains(part), "{part}: {refusal}");
+    }
     Ok(())
 }

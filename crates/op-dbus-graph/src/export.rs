@@ -7,12 +7,11 @@
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
 
-use prost::Message;
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 
 use crate::encoder::transpose;
-use crate::onnx::{Graph, Model, tensor};
+use crate::onnx::{Graph, reader, tensor};
 use crate::{Error, onnx};
 
 /// One tensor on its way out.
@@ -28,7 +27,7 @@ struct Exported<'a> {
 /// # Errors
 /// Bytes that are not an ONNX model, a damaged tensor, or a matrix that can't be found (named).
 pub fn onnx_to_safetensors(onnx: &[u8]) -> Result<Vec<u8>, Error> {
-    let model = Model::decode(onnx)?;
+    let model = reader::read(onnx)?;
     let graph = model.graph.ok_or_else(|| Error::Onnx("it has no graph".to_owned()))?;
     let initializers: HashMap<&str, &onnx::Tensor> =
         graph.initializer.iter().map(|tensor| (tensor.name.as_str(), tensor)).collect();

@@ -2,10 +2,8 @@
 
 use std::collections::HashSet;
 
-use prost::Message;
-
 use crate::Error;
-use crate::onnx::{self, Attribute, EXTERNAL, FLOAT, Graph, INT32, INT64, Model, Node};
+use crate::onnx::{self, Attribute, EXTERNAL, FLOAT, Graph, INT32, INT64, Node};
 
 /// Element type of an input or output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,10 +42,10 @@ pub struct GraphInfo {
 /// Reads the inputs and outputs of the ONNX model in `onnx`.
 ///
 /// # Errors
-/// Bytes that are not an ONNX model, a model without a graph or without the standard operators, a
-/// tensor with impossible dimensions, or one whose data are not in the file itself.
+/// Bytes that are not an ONNX model, a model without a graph or without the standard operators, with more fields than
+/// any has, with a tensor of impossible dimensions, or with one whose data are not in the file itself.
 pub fn inspect(onnx: &[u8]) -> Result<GraphInfo, Error> {
-    let model = Model::decode(onnx)?;
+    let model = onnx::reader::read(onnx)?;
     let standard = |set: &onnx::OperatorSet| matches!(&*set.domain, "" | "ai.onnx");
     if !model.opset_import.iter().any(standard) {
         return Err(Error::Onnx("it names no operator set".to_owned()));
@@ -90,16 +88,19 @@ fn collect_nodes<'a>(nodes: &'a [Node], tensors: &mut Vec<&'a onnx::Tensor>) {
 
 fn collect_attributes<'a>(attributes: &'a [Attribute], tensors: &mut Vec<&'a onnx::Tensor>) {
     for attribute in attributes {
-        tensors.extend(attribute.t.iter().chain(&attribute.tensors));
-        collect_sparse(attribute.sparse_tensor.as_slice(), tensors);
+        tensors.extend(attribute.t.as_deref().into_iter().chain(&attribute.tensors));
+        collect_sparse(attribute.sparse_tensor.as_deref(), tensors);
         collect_sparse(&attribute.sparse_tensors, tensors);
-        for graph in attribute.g.iter().chain(&attribute.graphs) {
+        for graph in attribute.g.as_deref().into_iter().chain(&attribute.graphs) {
             collect_graph(graph, tensors);
         }
     }
 }
 
-fn collect_sparse<'a>(sparse: &'a [onnx::SparseTensor], tensors: &mut Vec<&'a onnx::Tensor>) {
+fn collect_sparse<'a>(
+    sparse: impl IntoIterator<Item = &'a onnx::SparseTensor>,
+    tensors: &mut Vec<&'a onnx::Tensor>,
+) {
     for tensor in sparse {
         tensors.extend(tensor.values.iter().chain(&tensor.indices));
     }

@@ -2,6 +2,7 @@
 //!
 //! Fields that are left out are skipped on reading. Field numbers are those of `onnx.proto`.
 
+pub(crate) mod reader;
 pub(crate) mod tensor;
 pub(crate) mod writer;
 
@@ -108,10 +109,10 @@ pub(crate) struct Attribute {
     pub f: Option<f32>,
     #[prost(int64, optional, tag = "3")]
     pub i: Option<i64>,
-    #[prost(message, optional, tag = "5")]
-    pub t: Option<Tensor>,
-    #[prost(message, optional, tag = "6")]
-    pub g: Option<Graph>,
+    #[prost(message, optional, boxed, tag = "5")]
+    pub t: Option<Box<Tensor>>,
+    #[prost(message, optional, boxed, tag = "6")]
+    pub g: Option<Box<Graph>>,
     #[prost(int64, repeated, tag = "8")]
     pub ints: Vec<i64>,
     #[prost(message, repeated, tag = "10")]
@@ -121,8 +122,8 @@ pub(crate) struct Attribute {
     /// `AttributeProto.AttributeType`: 1 float, 2 integer, 7 integers.
     #[prost(int32, tag = "20")]
     pub r#type: i32,
-    #[prost(message, optional, tag = "22")]
-    pub sparse_tensor: Option<SparseTensor>,
+    #[prost(message, optional, boxed, tag = "22")]
+    pub sparse_tensor: Option<Box<SparseTensor>>,
     #[prost(message, repeated, tag = "23")]
     pub sparse_tensors: Vec<SparseTensor>,
 }

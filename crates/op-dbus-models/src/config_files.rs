@@ -130,6 +130,8 @@ pub(crate) struct Prompts {
     #[serde(default, deserialize_with = "null_is_absent")]
     pub(crate) prompts: BTreeMap<String, String>,
     pub(crate) default_prompt_name: Option<String>,
+    /// How sentence-transformers compares two vectors.
+    pub(crate) similarity_fn_name: Option<String>,
     truncate_dim: Option<usize>,
 }
 

@@ -25,6 +25,8 @@ pub(crate) struct Description {
     pub max_input_tokens: usize,
     pub prompts: BTreeMap<String, String>,
     pub default_prompt: Option<String>,
+    /// How sentence-transformers compares vectors of the model, where it is said.
+    pub similarity: Option<String>,
     pub matryoshka: Vec<usize>,
     /// Blocks that `config.json` states.
     pub layers: Option<usize>,
@@ -72,7 +74,7 @@ pub(crate) fn sentence_transformers(
     let settings = transformer::read_settings(place)?;
     settings.check()?;
     let max_input_tokens = input_tokens(place, &config, family, settings.max_seq_length)?;
-    let Prompts { prompts, default_prompt_name, .. } =
+    let Prompts { prompts, default_prompt_name, similarity_fn_name, .. } =
         read_prompts(place, dimensions, unprompted.as_deref())?;
     files.extend(dense.iter().flat_map(|folder| dense_paths(folder)));
     files.extend(optional(place));
@@ -84,6 +86,7 @@ pub(crate) fn sentence_transformers(
         max_input_tokens,
         prompts,
         default_prompt: default_prompt_name,
+        similarity: similarity_fn_name,
         layers: config.layers(),
         unusual: config.unusual(family),
         matryoshka: cuts(config.matryoshka_dimensions, dimensions),
@@ -173,7 +176,8 @@ pub(crate) fn onnx(
         None => graph_pooling(facts.pooled, options.pooling)?,
     };
     let max_input_tokens = graph_limit(place, config.as_ref(), options)?;
-    let Prompts { prompts, default_prompt_name, .. } = read_prompts(place, dimensions, unprompted)?;
+    let Prompts { prompts, default_prompt_name, similarity_fn_name, .. } =
+        read_prompts(place, dimensions, unprompted)?;
     let mut files = vec!["tokenizer.json".to_owned()];
     let others = ["config.json", "modules.json", pooling_file.as_str()];
     files.extend(others.into_iter().filter(|file| place.has(file)).map(str::to_owned));
@@ -186,6 +190,7 @@ pub(crate) fn onnx(
         max_input_tokens,
         prompts,
         default_prompt: default_prompt_name,
+        similarity: similarity_fn_name,
         matryoshka: config.map_or_else(Vec::new, |c| cuts(c.matryoshka_dimensions, dimensions)),
         layers: None,
         unusual: Vec::new(),

@@ -25,7 +25,7 @@ pub const TARGETS: &[Driven] =
     &[("archive", archive), ("model-files", model_files), ("record", record)];
 
 /// The files that [`model_files`] fills, in the order of its parts.
-const FILES: [&str; 10] = [
+const FILES: [&str; 11] = [
     "modules.json",
     "config.json",
     "1_Pooling/config.json",
@@ -36,6 +36,7 @@ const FILES: [&str; 10] = [
     "2_Dense/config.json",
     "special_tokens_map.json",
     shards::INDEX,
+    "added_tokens.json",
 ];
 /// The weights of the model and of its module, whose content is not looked at here.
 const WEIGHTS: [&str; 2] = ["model.safetensors", "2_Dense/model.safetensors"];

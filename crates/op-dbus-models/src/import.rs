@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::config_files::{self, WEIGHTS_BYTES_MAX};
+use crate::config_files::{self, PROMPTS, WEIGHTS_BYTES_MAX};
 use crate::describe::{self, Description};
 use crate::error::{HookError, refuse};
 use crate::place::Place;
@@ -90,7 +90,7 @@ pub(crate) fn bring(
         files.push(import.copy(file, file, config_files::bytes_max(file))?);
     }
     import.try_tokenizer(description.max_input_tokens)?;
-    let layers = description.layers;
+    let (layers, similarity) = (description.layers, description.similarity.clone());
     let mut staged = Model { dir: to.1.to_owned(), ..model(name, source, description, files) };
     import.try_model(&staged)?;
     let weights = match &graph {
@@ -103,6 +103,13 @@ pub(crate) fn bring(
         note_layers(&mut staged, layers)?;
     }
     import.try_model(&staged)?;
+    // Of vectors of length 1 the products are the cosines.
+    let cosines = if staged.normalize { &["cosine", "dot"][..] } else { &["cosine"] };
+    if let Some(other) = similarity.filter(|it| !cosines.contains(&it.as_str())) {
+        options.progress.say(format_args!(
+            "{name}: {PROMPTS} says similarity_fn_name {other}; here texts are ranked by cosine"
+        ));
+    }
     Ok(Model { dir: PathBuf::new(), ..staged })
 }
 

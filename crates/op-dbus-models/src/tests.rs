@@ -1,5 +1,6 @@
 //! Tests of the stores as a whole, on hand-made models; each module's own tests are beside it.
 
+mod added;
 mod dense;
 mod families;
 pub(crate) mod fixture;
@@ -15,3 +16,4 @@ mod records;
 mod runtimes;
 mod tokenizers;
 mod transformer;
+mod unigrams;

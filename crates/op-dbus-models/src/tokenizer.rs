@@ -2,13 +2,14 @@
 //! `tokenizer_config.json`, and the defaults of the class that it names, overrule some of that. A
 //! model in which they differ would have other tokens here, and is refused.
 
+mod added;
 mod classes;
 
 use std::collections::{HashMap, HashSet};
 
 use serde::Deserialize;
 use serde::de::IgnoredAny;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::Error;
 use crate::config_files::{Config, read, require};
@@ -51,6 +52,10 @@ struct Vocabulary {
     max_input_chars_per_word: Value,
     #[serde(default)]
     ignore_merges: Value,
+    #[serde(default)]
+    unk_id: Value,
+    #[serde(default)]
+    byte_fallback: Value,
 }
 
 /// The pieces of a vocabulary by their ids, or in the order of these.
@@ -61,6 +66,19 @@ enum Pieces {
     Ordered(Vec<(String, IgnoredAny)>),
     #[default]
     None,
+}
+
+impl Pieces {
+    /// The id of each.
+    fn by_piece(&self) -> HashMap<&str, usize> {
+        match self {
+            Self::Ids(ids) => ids.iter().map(|(piece, id)| (piece.as_str(), *id)).collect(),
+            Self::Ordered(pieces) => {
+                pieces.iter().enumerate().map(|(id, (piece, _))| (piece.as_str(), id)).collect()
+            }
+            Self::None => HashMap::new(),
+        }
+    }
 }
 
 #[derive(Deserialize)]
@@ -111,7 +129,17 @@ pub(crate) struct TokenizerConfig {
     add_prefix_space: Option<bool>,
     truncation_side: Option<String>,
     split_special_tokens: Option<bool>,
-    added_tokens_decoder: Option<IgnoredAny>,
+    fast_tokenizer_files: Option<Vec<String>>,
+    from_slow: Option<bool>,
+    added_tokens_decoder: Option<Map<String, Value>>,
+    #[serde(default)]
+    additional_special_tokens: Value,
+    #[serde(default)]
+    extra_special_tokens: Value,
+    #[serde(default)]
+    bos_token: Value,
+    #[serde(default)]
+    eos_token: Value,
     #[serde(default)]
     cls_token: Value,
     #[serde(default)]
@@ -127,6 +155,8 @@ impl TokenizerConfig {
         if told.added_tokens_decoder.is_none() {
             let old: Self = read(place, SPECIALS)?.unwrap_or_default();
             for (token, old) in [
+                (&mut told.bos_token, old.bos_token),
+                (&mut told.eos_token, old.eos_token),
                 (&mut told.cls_token, old.cls_token),
                 (&mut told.sep_token, old.sep_token),
                 (&mut told.unk_token, old.unk_token),
@@ -158,8 +188,10 @@ pub(crate) fn check(place: &mut Place) -> Result<bool, Error> {
     }
     let file: TokenizerFile = require(place, FILE)?;
     let told = TokenizerConfig::read(place)?;
+    check_source(&told)?;
     let config: Option<Config> = read(place, "config.json")?;
     classes::check(&file, &told, config.as_ref())?;
+    added::check(place, &file, &told)?;
     check_types(&file.post_processor)?;
     // A text with one of the others would fail, and nothing else tells of them.
     if let Some(rows) = config.and_then(|config| config.vocab_size)
@@ -187,6 +219,18 @@ pub(crate) fn check(place: &mut Place) -> Result<bool, Error> {
 const ANEW: &str = "(transformers writes it with \
                     AutoTokenizer.from_pretrained(path).save_pretrained(path))";
 
+/// Refuses what has the tokenizer read from another file.
+fn check_source(told: &TokenizerConfig) -> Result<(), Error> {
+    let mut files = told.fast_tokenizer_files.iter().flatten();
+    let other = match files.find(|file| file.as_str() != FILE) {
+        Some(file) => format!("{file} in fast_tokenizer_files"),
+        None if told.from_slow == Some(true) => "from_slow true".to_owned(),
+        None => return Ok(()),
+    };
+    let right = format!("the tokenizer of {FILE}, without that");
+    Err(refuse(format!("{SETTINGS} with {other}"), right))
+}
+
 /// Refuses what gives tokens of a single text another type than the one that all have here.
 fn check_types(processor: &Value) -> Result<(), Error> {
     list(processor, "processors").iter().try_for_each(check_types)?;
@@ -206,6 +250,11 @@ fn lowers(normalizer: &Value) -> bool {
     normalizer["lowercase"] == Value::Bool(true)
         || normalizer["type"] == "Lowercase"
         || list(normalizer, "normalizers").iter().any(lowers)
+}
+
+/// What a token is in a text, which is named in either form.
+fn content(token: &Value) -> Option<&str> {
+    token.as_str().or_else(|| token["content"].as_str())
 }
 
 /// The list under a key, where there is one.

@@ -74,12 +74,21 @@ impl Settings {
         let said = |key: &str| self.others.get(key).unwrap_or(&Value::Null);
         self.usual("transformer_task", said("transformer_task"), json!("feature-extraction"))?;
         self.usual("modality_config text", &said("modality_config")["text"], vectors)?;
+        let mut kinds = said("modality_config").as_object().into_iter().flat_map(Map::keys);
+        if let Some(kind) = kinds.find(|kind| *kind != "text") {
+            // With a message among them a text is put into a template first.
+            let found = format!("{} with {kind} in modality_config", self.file);
+            return Err(refuse(found, "text alone"));
+        }
         self.usual("module_output_name", said("module_output_name"), json!("token_embeddings"))?;
         for key in ["config_args", "config_kwargs"] {
             self.nothing_in(key, &[TRUST])?;
         }
         for key in ["model_args", "model_kwargs"] {
             self.nothing_in(key, &HOW_IT_IS_LOADED)?;
+            // Without them the weights are those of pytorch_model.bin, where it is there.
+            let weights = &said(key)["use_safetensors"];
+            self.usual(&format!("{key} use_safetensors"), weights, json!(true))?;
         }
         self.check_tokens()
     }

@@ -1,6 +1,8 @@
 //! How a user's own graph is fed and which of its outputs is the embedding.
 
-use op_dbus_engine::foreign::{self, Input, InputPort, Integers, Output, Port, choose};
+use op_dbus_engine::foreign::{
+    self, Input, InputPort, Integers, Output, Port, choose, refuse_head,
+};
 use ort::session::Session;
 use ort::value::{TensorElementType, ValueType};
 
@@ -28,11 +30,14 @@ fn input_port<'a>(name: &'a str, dtype: &ValueType) -> InputPort<'a> {
 /// The output of `session` that holds vectors of `dimensions`.
 ///
 /// # Errors
-/// A sentence listing the outputs, if none or more than one could be it.
+/// A sentence listing the outputs, if none or more than one could be it, or naming one that may not be it.
 pub(crate) fn output(session: &Session, dimensions: usize) -> Result<Output, String> {
     let outputs = session.outputs().iter();
     let ports: Vec<Port<'_>> = outputs.map(|output| port(output.name(), output.dtype())).collect();
-    choose(&ports, Some(dimensions))
+    let output = choose(&ports, Some(dimensions))?;
+    // As at the import, which did not know the shapes that the library has worked out since.
+    refuse_head(&output, &ports, Some(dimensions))?;
+    Ok(output)
 }
 
 fn port<'a>(name: &'a str, dtype: &'a ValueType) -> Port<'a> {

@@ -69,8 +69,9 @@ const POOLED_NAMES: [&str; 5] =
     ["sentence_embedding", "sentence_embeddings", "embedding", "embeddings", "text_embeds"];
 /// Names under which exporters give a vector per token.
 const TOKEN_NAMES: [&str; 3] = ["last_hidden_state", "token_embeddings", "hidden_states"];
-/// BERT's own classifier head: a vector per row that is not an embedding.
-const NOT_EMBEDDINGS: &str = "pooler_output";
+/// Names of what is no embedding: BERT's own classifier head, and the scores that classifiers, cross-encoders and models
+/// of masked words end in.
+const NOT_EMBEDDINGS: [&str; 2] = ["pooler_output", "logits"];
 
 /// The output that holds vectors of `dimensions`, or of any where they are not known yet.
 ///
@@ -83,7 +84,7 @@ pub fn choose(outputs: &[Port<'_>], dimensions: Option<usize>) -> Result<Output,
     let fitting = |rank: usize| -> Vec<&str> {
         let fits = |port: &&Port<'_>| fits(port, rank, dimensions);
         let names = outputs.iter().filter(fits).map(|port| port.name);
-        names.filter(|&name| name != NOT_EMBEDDINGS).collect()
+        names.filter(|name| !NOT_EMBEDDINGS.contains(name)).collect()
     };
     let (pooled, tokens) = (fitting(2), fitting(3));
     let known = |names: &[&str], candidates: &[&str]| {
@@ -116,12 +117,26 @@ pub fn is_finished(name: &str) -> bool {
     POOLED_NAMES.contains(&name)
 }
 
-/// Whether the `output` that was chosen may be BERT's own classifier head: a vector per row of which the name tells
+/// Refuses an `output` that was chosen and may be BERT's own classifier head: a vector per row of which the name tells
 /// nothing, beside vectors per token that could be meant as well.
-#[must_use]
-pub fn may_be_head(output: &Output, outputs: &[Port<'_>], dimensions: Option<usize>) -> bool {
+///
+/// # Errors
+/// A sentence that names the output, and what would tell.
+pub fn refuse_head(
+    output: &Output,
+    outputs: &[Port<'_>],
+    dimensions: Option<usize>,
+) -> Result<(), String> {
     let has_tokens = || outputs.iter().any(|port| fits(port, 3, dimensions));
-    !output.per_token && !is_finished(&output.name) && has_tokens()
+    if output.per_token || is_finished(&output.name) || !has_tokens() {
+        return Ok(());
+    }
+    Err(format!(
+        "{} has a vector per text, as the embedding or BERT's classifier head may be, beside one per token; name \
+         the embedding sentence_embedding, or the one per token last_hidden_state, or say with --dimensions which \
+         it is if they differ in that",
+        output.name
+    ))
 }
 
 fn fits(port: &Port<'_>, rank: usize, dimensions: Option<usize>) -> bool {
@@ -162,23 +177,33 @@ mod tests {
     }
 
     #[test]
+    fn scores_are_not_taken_for_the_embedding() {
+        for shape in [&[-1, 1][..], &[-1, -1, 30522]] {
+            let outputs = [port("logits", Some(shape)), port("output_1", Some(&[-1, 384]))];
+            assert!(choose(&outputs[..1], None).unwrap_err().contains("logits (shown)"));
+            let chosen = Output { name: "output_1".into(), per_token: false };
+            assert_eq!(choose(&outputs, None), Ok(chosen));
+        }
+    }
+
+    #[test]
     fn beside_vectors_per_token_one_per_row_without_a_name_may_be_the_head() {
         let states = || port("output_0", Some(&[-1, -1, 768]));
         let is_unclear = |other: Port<'_>, dimensions| {
             let outputs = [states(), other];
             let chosen = choose(&outputs, dimensions).unwrap();
-            may_be_head(&chosen, &outputs, dimensions)
+            refuse_head(&chosen, &outputs, dimensions).is_err()
         };
         let head = || port("output_1", Some(&[-1, 768]));
         assert!(is_unclear(head(), Some(768)) && is_unclear(head(), None));
-        for name in ["sentence_embedding", NOT_EMBEDDINGS] {
+        for name in ["sentence_embedding", "pooler_output", "logits"] {
             assert!(!is_unclear(port(name, Some(&[-1, 768])), None), "{name}");
         }
         // Vectors per token of that width there are not.
         let narrow = || port("output_1", Some(&[-1, 512]));
         assert!(!is_unclear(narrow(), Some(512)) && is_unclear(narrow(), None));
         let alone = [head()];
-        assert!(!may_be_head(&choose(&alone, None).unwrap(), &alone, None));
+        assert_eq!(refuse_head(&choose(&alone, None).unwrap(), &alone, None), Ok(()));
     }
 
     #[test]

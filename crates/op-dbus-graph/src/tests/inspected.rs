@@ -63,11 +63,11 @@ fn hidden_places_are_searched_too() {
     let inner = Graph { initializer: vec![bad()], ..Graph::default() };
     let sparse = || SparseTensor { values: Some(bad()), indices: None };
     let attributes = [
-        Attribute { t: Some(bad()), ..Attribute::default() },
+        Attribute { t: Some(Box::new(bad())), ..Attribute::default() },
         Attribute { tensors: vec![bad()], ..Attribute::default() },
-        Attribute { g: Some(inner.clone()), ..Attribute::default() },
+        Attribute { g: Some(Box::new(inner.clone())), ..Attribute::default() },
         Attribute { graphs: vec![inner], ..Attribute::default() },
-        Attribute { sparse_tensor: Some(sparse()), ..Attribute::default() },
+        Attribute { sparse_tensor: Some(Box::new(sparse())), ..Attribute::default() },
         Attribute { sparse_tensors: vec![sparse()], ..Attribute::default() },
     ];
     for attribute in attributes {
@@ -107,4 +107,25 @@ fn a_model_without_a_graph_or_operators_is_refused() {
     model.opset_import.clear();
     assert!(inspect(&model.encode_to_vec()).is_err());
     assert!(inspect(b"").is_err());
+}
+
+/// A field of protobuf that holds bytes.
+fn field(number: u8, content: &[u8]) -> Vec<u8> {
+    let mut bytes = vec![number << 3 | 2];
+    prost::encode_length_delimiter(content.len(), &mut bytes).unwrap();
+    bytes.extend_from_slice(content);
+    bytes
+}
+
+/// Read, an empty attribute takes a hundred times its bytes in the file, and a number of one byte eight times.
+#[test]
+fn a_file_that_grows_beyond_measure_is_not_read() {
+    let attributes = field(1, &field(5, &[]).repeat(4_000_000));
+    let dimensions = field(5, &field(1, &vec![1; 4_000_000]));
+    for grows in [attributes, dimensions] {
+        // A message that comes again adds to the one before.
+        let whole = [export(&tiny::bert()).encode_to_vec(), field(7, &grows)].concat();
+        let error = inspect(&whole).unwrap_err().to_string();
+        assert!(error.contains("more than the 1000000 nodes, attributes"), "{error}");
+    }
 }

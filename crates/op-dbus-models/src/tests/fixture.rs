@@ -48,6 +48,10 @@ pub(super) fn tokenizer(model_type: &str) -> Value {
     let around = around(before, behind);
     match model_type {
         "roberta" => json!({ "pre_tokenizer": bytes, "post_processor": around, "model": {} }),
+        "xlm-roberta" | "camembert" => {
+            let splitter = json!({ "type": "Metaspace" });
+            json!({ "pre_tokenizer": splitter, "post_processor": around, "model": {} })
+        }
         _ => json!({
             "normalizer": { "type": "BertNormalizer" },
             "pre_tokenizer": { "type": "BertPreTokenizer" },

@@ -6,9 +6,9 @@ use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 use serde_json::{Value, json};
 
-use super::fixture::{self, Bench, Files, WIDTH, modules, refusal, set};
+use super::fixture::{self, Bench, Files, Lines, WIDTH, modules, refusal, set};
 use crate::config_files::PROMPTS;
-use crate::{Family, OnnxFacts, Pooling};
+use crate::{Family, ImportOptions, OnnxFacts, Pooling, Progress};
 
 #[test]
 fn a_folder_without_modules_is_taken_with_the_pooling_that_is_given() {
@@ -86,6 +86,41 @@ fn the_mean_is_what_a_pooling_is_that_does_not_say() {
     one["pooling_mode"] = json!("cls");
     set(&mut files, "1_Pooling/config.json", &one);
     assert_eq!(Bench::new().import_files(&files).unwrap().pooling, Pooling::Cls);
+}
+
+#[test]
+fn that_vectors_were_made_to_be_compared_otherwise_is_told() {
+    let told = |similarity: &Value, kinds: &[&str]| {
+        let (bench, lines) = (Bench::new(), Lines::default());
+        let (source, mut files) = (bench.path("source"), fixture::model("bert"));
+        set(&mut files, PROMPTS, &json!({ "similarity_fn_name": similarity }));
+        set(&mut files, "modules.json", &modules(kinds));
+        fixture::write_folder(&source, &files);
+        let options = ImportOptions {
+            inspect: &|_| Err("nobody asks".into()),
+            tokenizer: &|_, _| Ok(()),
+            model: &|_| Ok(()),
+            progress: &Progress::lines(lines.clone()),
+            pooling: None,
+            dimensions: None,
+            max_input_tokens: None,
+        };
+        bench.store.import(&source, "mine", &options).unwrap();
+        let told = lines.text();
+        told.lines().find(|line| line.contains("similarity_fn_name")).map(str::to_owned)
+    };
+    let (plain, whole) =
+        (&["Transformer", "Pooling"][..], &["Transformer", "Pooling", "Normalize"][..]);
+    let line = |name| {
+        format!("mine: {PROMPTS} says similarity_fn_name {name}; here texts are ranked by cosine")
+    };
+    assert_eq!(told(&json!("dot"), plain), Some(line("dot")));
+    assert_eq!(told(&json!("euclidean"), whole), Some(line("euclidean")));
+    // Of vectors of length 1 that is the same.
+    assert_eq!(told(&json!("dot"), whole), None);
+    for usual in [json!("cosine"), json!(null)] {
+        assert_eq!(told(&usual, plain), None, "{usual}");
+    }
 }
 
 const INDEX: &str = "model.safetensors.index.json";

@@ -41,7 +41,6 @@ fn what_agrees_with_tokenizer_json_is_taken() {
         "tokenizer_class": "PreTrainedTokenizerFast", "do_lower_case": true, "strip_accents": true,
         "add_prefix_space": false, "truncation_side": "right",
     });
-    let other = json!({ "tokenizer_class": "XLMRobertaTokenizer", "do_lower_case": true });
     let squeezed = json!({ "tokenizer_class": "SqueezeBertTokenizer" });
     let sequence = json!({ "normalizer": { "type": "Sequence", "normalizers": [] }, "model": {} });
     let (mut right, mut unclean) = (uncased.clone(), uncased.clone());
@@ -56,14 +55,13 @@ fn what_agrees_with_tokenizer_json_is_taken() {
         ("bert", &cased, json!({ "do_lower_case": false, "strip_accents": false })),
         ("distilbert", &cased, json!({ "do_lower_case": false, "tokenize_chinese_chars": true })),
         ("bert", &cased, generic.clone()),
-        ("bert", &cased, other),
         ("bert", &sequence, generic.clone()),
         ("bert", &unclean, generic.clone()),
         ("roberta", &bytes(false), json!(null)),
         ("roberta", &bytes(true), json!({ "add_prefix_space": true })),
-        ("roberta", &bytes(true), generic),
-        ("xlm-roberta", &bytes(true), json!(null)),
+        ("roberta", &bytes(false), generic),
         ("bert", &right, json!({ "truncation_side": "right", "split_special_tokens": false })),
+        ("bert", &uncased, json!({ "fast_tokenizer_files": ["tokenizer.json"] })),
     ];
     for (model_type, tokenizer, told) in cases {
         let imported = Bench::new().import_files(&model(model_type, tokenizer, &told));
@@ -80,7 +78,7 @@ fn what_agrees_with_tokenizer_json_is_taken() {
 /// Some have the rules of others, and of some nobody knows them here.
 #[test]
 fn classes_by_other_names_are_compared_too() {
-    let (cased, spaced) = (bert_normalizer(false, None, true), bytes(true));
+    let cased = bert_normalizer(false, None, true);
     for (model_type, tokenizer, class, expected) in [
         (
             "bert",
@@ -89,7 +87,12 @@ fn classes_by_other_names_are_compared_too() {
             "which for a DPRQuestionEncoderTokenizer means true",
         ),
         ("bert", &cased, "SqueezeBertTokenizer", "which for a SqueezeBertTokenizer means true"),
-        ("roberta", &spaced, "LongformerTokenizer", "which for a LongformerTokenizer means false"),
+        (
+            "roberta",
+            &cased,
+            "LongformerTokenizer",
+            "the pre_tokenizer BertPreTokenizer, in place of which a LongformerTokenizer puts",
+        ),
         (
             "bert",
             &cased,
@@ -151,8 +154,6 @@ fn what_would_overrule_tokenizer_json_is_refused() {
             "with strip_accents true, and a tokenizer.json with strip_accents false",
         ),
         ("bert", &uncased, json!({ "tokenize_chinese_chars": false }), "handle_chinese_chars true"),
-        ("roberta", &bytes(true), json!({}), "no add_prefix_space in tokenizer_config.json"),
-        ("roberta", &bytes(false), json!({ "add_prefix_space": true }), "add_prefix_space false"),
         ("bert", &uncased, json!({ "truncation_side": "left" }), "with truncation_side left"),
         ("bert", &left, json!(null), "direction Left"),
         ("bert", &uncased, json!({ "split_special_tokens": true }), "split_special_tokens true"),
@@ -160,6 +161,42 @@ fn what_would_overrule_tokenizer_json_is_refused() {
     for (model_type, tokenizer, told, expected) in cases {
         let message = refusal(&model(model_type, tokenizer, &told));
         assert!(message.contains(expected), "{tokenizer} {told}: {message}");
+    }
+}
+
+/// Versions of transformers differ in what they make of the generic class.
+#[test]
+fn a_prefix_space_is_compared_whatever_the_class() {
+    let generic = json!({ "tokenizer_class": "PreTrainedTokenizerFast" });
+    let silent = "no add_prefix_space in tokenizer_config.json, which means false, and a tokenize";
+    let cased = bert_normalizer(false, None, true);
+    let xlm = json!({ "tokenizer_class": "XLMRobertaTokenizer", "do_lower_case": true });
+    let cases = [
+        ("roberta", &bytes(true), json!({}), silent),
+        ("roberta", &bytes(true), generic, silent),
+        ("xlm-roberta", &bytes(true), json!(null), silent),
+        ("roberta", &bytes(false), json!({ "add_prefix_space": true }), "add_prefix_space false"),
+        // Nor is that all that makes one of another class.
+        ("xlm-roberta", &bytes(false), json!(null), "the pre_tokenizer ByteLevel, in place of"),
+        ("bert", &cased, xlm, "the normalizer BertNormalizer, in place of which a XLMRobertaTok"),
+    ];
+    for (model_type, tokenizer, told, expected) in cases {
+        let message = refusal(&model(model_type, tokenizer, &told));
+        assert!(message.contains(expected), "{tokenizer} {told}: {message}");
+    }
+}
+
+#[test]
+fn a_tokenizer_that_is_read_from_another_file_is_refused() {
+    let uncased = bert_normalizer(true, None, true);
+    let files = json!({ "fast_tokenizer_files": ["tokenizer.json", "tokenizer.4.0.json"] });
+    for (told, found) in [
+        (files, "tokenizer.4.0.json in fast_tokenizer_files"),
+        (json!({ "from_slow": true }), "from_slow true"),
+    ] {
+        let message = refusal(&model("bert", &uncased, &told));
+        let expected = format!("tokenizer_config.json with {found}; supported: the tokenizer of ");
+        assert!(message.contains(&expected), "{message}");
     }
 }
 

@@ -36,7 +36,8 @@ fn what_else_would_be_computed_is_refused() {
             "method": "forward", "method_output_name": "last_hidden_state",
         } },
         "module_output_name": "token_embeddings", "unpad_inputs": false, "processing_kwargs": {},
-        "model_args": { "attn_implementation": "sdpa" }, "config_args": { "trust_remote_code": true },
+        "model_args": { "attn_implementation": "sdpa", "use_safetensors": true },
+        "config_args": { "trust_remote_code": true },
     });
     let with = |key: &str, value: Value| {
         let mut settings = usual.clone();
@@ -44,11 +45,14 @@ fn what_else_would_be_computed_is_refused() {
         settings
     };
     let output = json!({ "text": { "method": "forward", "method_output_name": "pooler_output" } });
+    let vectors = &usual["modality_config"]["text"];
+    let template = json!({ "text": vectors, "message": vectors });
     let cases = [
         (usual.clone(), ""),
         (json!({ "modality_config": null, "tokenizer_args": {}, "do_lower_case": null }), ""),
         (with("transformer_task", json!("fill-mask")), "transformer_task \"fill-mask\""),
         (with("modality_config", output), "\"pooler_output\"}; supported: {\"method\":\"forward\""),
+        (with("modality_config", template), "with message in modality_config; supported: text"),
         (with("module_output_name", json!("sentence_embedding")), "module_output_name \"sent"),
         (
             with("processing_kwargs", json!({ "text": { "max_length": 4 } })),
@@ -60,6 +64,10 @@ fn what_else_would_be_computed_is_refused() {
             "do_lower_case in processor_kwargs",
         ),
         (with("model_args", json!({ "variant": "fp16" })), "variant in model_args"),
+        (
+            json!({ "model_kwargs": { "use_safetensors": false } }),
+            "model_kwargs use_safetensors false; supported: true",
+        ),
         (json!({ "model_kwargs": { "key_mapping": { "a": "b" } } }), "key_mapping in model_kwargs"),
         (json!({ "config_args": {}, "config_kwargs": { "a": 1 } }), "with a in config_kwargs"),
         (with("config_kwargs", json!(7)), "config_kwargs 7; supported: an object"),

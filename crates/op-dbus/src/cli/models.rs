@@ -247,15 +247,8 @@ fn facts(onnx: &[u8], dimensions: Option<usize>) -> Result<OnnxFacts, HookError>
         Err(why) if dimensions.is_some() => return Err(why.into()),
         Err(why) => return Err(format!("{why}; say with --dimensions which it is").into()),
     };
-    if let Some(output) = output.as_ref().filter(|it| foreign::may_be_head(it, &ports, dimensions))
-    {
-        let name = &output.name;
-        return Err(format!(
-            "{name} has a vector per text, as the embedding or BERT's classifier head may be, beside one per token; \
-             name the embedding sentence_embedding, or the one per token last_hidden_state, or say with \
-             --dimensions which it is if they differ in that"
-        )
-        .into());
+    if let Some(output) = &output {
+        foreign::refuse_head(output, &ports, dimensions)?;
     }
     let port =
         output.as_ref().and_then(|output| ports.iter().find(|port| port.name == output.name));
