@@ -7,12 +7,14 @@ mod folders;
 use std::fs;
 
 use nix::sys::signal::Signal;
+use op_dbus_api::ErrorName;
 use serde_json::Value;
 use tokio::process::Command;
 
 use crate::faults::limit_descriptors;
 use crate::harness::Outcome;
 use crate::harness::bus::PrivateBus;
+use crate::harness::client::refused;
 use crate::harness::command::{Finished, clean, finish, in_own_mounts, path_with};
 use crate::harness::daemon::Setup;
 use crate::harness::files::copy_folder;
@@ -268,6 +270,8 @@ async fn the_running_service_is_told_beside() -> Outcome {
     // One that has failed is not well, though it would work if it were started now.
     limit_descriptors(&daemon, "3:").await?;
     daemon.signal_workers(Signal::SIGKILL).await?;
+    // Idle workers are looked at after a minute, or when somebody calls.
+    refused(daemon.client().embedder.embed("x").await, ErrorName::WorkerFailed)?;
     assert_eq!(daemon.state(|state| state != "ready").await?, "failed");
     let page = on(&setup, bus.address(), &["cpu"]).await?.success()?;
     let next = page.lines().last().unwrap_or_default();

@@ -133,6 +133,7 @@ fn main() -> ExitCode {
         failing_devices::tests(),
         faults::tests(),
         gateway::all(),
+        harness::fleet::tests(),
         hostile::all(),
         imports::tests(),
         jobs::tests(),

@@ -31,7 +31,7 @@ tests! {
 
 /// The pull unit runs as the service's user, and an administrator may pull as root beside it.
 async fn root_locks_nobody_out_of_his_store() -> Outcome {
-    const OWNER: u32 = 4_000_000;
+    const OWNER: u32 = 64_905;
     let home = tempfile::tempdir()?;
     fs::set_permissions(home.path(), fs::Permissions::from_mode(0o755))?;
     // The program and the model lie where every user gets to them.

@@ -18,6 +18,7 @@ tests! {
     every_profile_is_checked: [],
     what_makes_devices_is_loaded_before_the_service: [],
     a_stop_is_told_to_the_daemon_alone: [],
+    a_worker_that_memory_runs_out_for_ends_no_service: [],
 }
 
 const SERVICE: &str = "op-dbus.service";
@@ -179,5 +180,20 @@ async fn what_makes_devices_is_loaded_before_the_service() -> Outcome {
 async fn a_stop_is_told_to_the_daemon_alone() -> Outcome {
     let unit = fs::read_to_string(repository().join("systemd").join(SERVICE))?;
     assert!(unit.lines().any(|line| line == "KillMode=mixed"));
+    Ok(())
+}
+
+/// By itself systemd would stop the service as soon as the kernel has ended one of its processes.
+async fn a_worker_that_memory_runs_out_for_ends_no_service() -> Outcome {
+    let policies = |file: &str| -> Outcome<Vec<String>> {
+        let unit = fs::read_to_string(repository().join("systemd").join(file))?;
+        let lines = unit.lines().filter(|line| line.starts_with("OOMPolicy"));
+        Ok(lines.map(str::to_owned).collect())
+    };
+    assert_eq!(policies(SERVICE)?, ["OOMPolicy=continue"]);
+    for (profile, _) in PROFILES.iter().filter(|(profile, _)| !profile.is_empty()) {
+        let others = policies(&format!("profiles/{profile}.conf"))?;
+        assert!(others.iter().all(|line| line == "OOMPolicy=continue"), "{profile}: {others:?}");
+    }
     Ok(())
 }

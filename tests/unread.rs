@@ -186,8 +186,8 @@ async fn what_others_send_to_a_caller_is_not_the_services() -> Outcome {
     daemon.stop().await
 }
 
-/// Replies of 48 MiB and more, of two connections that read, while the worker stands still for longer than a
-/// client may take to read.
+/// Replies of 48 MiB and more to two connections that read, all of whose calls are there before the worker, which
+/// stands still, computes the first.
 async fn work_that_takes_long_needs_no_room() -> Outcome {
     let (bus, _setup, daemon) = roomy()?.alone().await?;
     daemon.signal_workers(Signal::SIGSTOP).await?;

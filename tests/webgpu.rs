@@ -29,7 +29,6 @@ tests! {
     two_devices_and_the_cpu_change_under_load: [Bus, Root, WebGpu],
     one_of_two_devices_is_killed_under_load: [Bus, Root, WebGpu],
     webgpu_comes_goes_and_is_killed_under_load: [Bus, Root, WebGpu],
-    webgpu_that_hangs_is_left_and_comes_back: [Bus, Root, WebGpu],
     webgpu_memory_is_at_its_plateau_when_it_is_ready: [Bus, Root, WebGpu],
     webgpu_replays_what_it_recorded: [Bus, Root, WebGpu],
 }
@@ -220,29 +219,6 @@ async fn webgpu_comes_goes_and_is_killed_under_load() -> Outcome {
     .await?;
     is_webgpu(&provider(&daemon).await?);
     load.stop().await?;
-    daemon.stop().await
-}
-
-/// Its workers prove themselves and hang in the first batch of a caller. What its proof may take on a busy
-/// machine is what a batch may take here.
-async fn webgpu_that_hangs_is_left_and_comes_back() -> Outcome {
-    let bus = PrivateBus::start().await?;
-    let setup = tiny().await?.setting("execution_provider", "webgpu");
-    let setup = setup.setting("providers.webgpu.faults", "hang_on_batch=4");
-    let setup = setup.setting("batch_timeout_s", "10").setting("provider_retry_s", "5");
-    let daemon = ready(&setup, &bus).await?;
-    let reply = daemon.client().packed(&much(), HashMap::new()).await?;
-    assert_eq!(reply.info::<String>("provider")?, "cpu");
-    assert_eq!(daemon.client().counter("worker_restarts").await?, 2);
-    let said = daemon.process.stderr();
-    assert!(
-        said.contains(
-            "webgpu lost 2 batches of late (the worker was lost: it said nothing for 10 s"
-        ),
-        "{said}"
-    );
-    assert_eq!(daemon.state(|state| state == "ready").await?, "ready");
-    is_webgpu(&provider(&daemon).await?);
     daemon.stop().await
 }
 

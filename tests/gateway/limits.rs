@@ -194,6 +194,8 @@ async fn heads_without_bodies_keep_nobody_out() -> Outcome {
     let mut said = [0; 12];
     within("the answer", last.read_exact(&mut said)).await??;
     assert_eq!(&said, b"HTTP/1.1 200");
+    // The end would wait for their requests.
+    drop(slow);
     stage.end().await.map(drop)
 }
 

@@ -85,8 +85,6 @@ async fn a_balancer_finds_a_gateway_without_a_key() -> Outcome {
     let daemon = setup.ready(&bus).await?;
     balancer.has(1, "UP").await?;
     drop(balancer);
-    // Who watched is told of the end for 8 s otherwise.
-    gateway.process.signal(Signal::SIGTERM)?;
     gateway.stop().await?;
     daemon.stop().await
 }
@@ -110,8 +108,6 @@ async fn who_has_no_key_is_told_that_it_does_not_embed_and_not_why() -> Outcome 
         assert_eq!(said.contains("ask with the API key why"), !is_told, "{said}");
     }
     for gateway in [open, locked] {
-        // Who watched is told of the end for 8 s otherwise.
-        gateway.process.signal(Signal::SIGTERM)?;
         gateway.stop().await?;
     }
     daemon.stop().await

@@ -5,6 +5,7 @@ use std::fs;
 use std::hash::{BuildHasher, RandomState};
 use std::io::ErrorKind;
 use std::net::TcpListener;
+use std::ops::Range;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::path::{Path, PathBuf};
@@ -19,7 +20,12 @@ use super::bus::PrivateBus;
 use super::command::{clean, finish};
 use super::daemon::Setup;
 use super::process::Process;
+use super::registry::tests;
 use super::{Outcome, fixture, needs, within};
+
+tests! {
+    ports_are_left_whatever_the_kernel_hands_out: [],
+}
 
 /// A compiled graph in its folder.
 const GRAPH: &str = "model.onnx";
@@ -159,16 +165,13 @@ fn python(script: &str) -> Command {
 /// none of these to others: one of those may be taken again before the program listens there. Nor does any test get
 /// it twice, or another one meanwhile: a server takes seconds until it listens.
 fn free(port: u16) -> Outcome<u16> {
-    const FIRST: u16 = 10_000;
     if port != 0 {
         return Ok(port);
     }
-    let handed_out = fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range")?;
-    let handed_out: u16 = handed_out.split_whitespace().next().ok_or("no range")?.parse()?;
-    let count = handed_out.checked_sub(FIRST).filter(|count| *count > 0).ok_or("no own ports")?;
+    let ports = ports(&fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range")?);
     loop {
-        let random = RandomState::new().hash_one(FIRST) % u64::from(count);
-        let port = FIRST + u16::try_from(random)?;
+        let random = RandomState::new().hash_one(&ports) % ports.len() as u64;
+        let port = ports.start + u16::try_from(random)?;
         let claim = SocketAddr::from_abstract_name(format!("op-dbus-test-port-{port}"))?;
         let claim = match UnixDatagram::bind_addr(&claim) {
             Err(error) if error.kind() == ErrorKind::AddrInUse => continue,
@@ -180,6 +183,28 @@ fn free(port: u16) -> Outcome<u16> {
             return Ok(port);
         }
     }
+}
+
+/// Ports of which the kernel, which hands out this range, gives nobody one: those before it, or behind it. Where it
+/// leaves too few, any, so that one may be taken all the same.
+fn ports(handed_out: &str) -> Range<u16> {
+    const FIRST: u16 = 10_000;
+    const ENOUGH: usize = 1000;
+    let mut ends = handed_out.split_whitespace().map_while(|end| end.parse::<u16>().ok());
+    let (first, last) = (ends.next().unwrap_or(FIRST), ends.next().unwrap_or(u16::MAX));
+    let left = [FIRST..first, last.saturating_add(1)..u16::MAX];
+    left.into_iter().find(|ports| ports.len() >= ENOUGH).unwrap_or(FIRST..u16::MAX)
+}
+
+async fn ports_are_left_whatever_the_kernel_hands_out() -> Outcome {
+    assert_eq!(ports("32768\t60999\n"), 10_000..32_768);
+    for low in ["1024 60999", "10000 60999", "10001 60999"] {
+        assert_eq!(ports(low), 61_000..u16::MAX, "{low}");
+    }
+    for all in ["1024 65535", "1024 65000", ""] {
+        assert_eq!(ports(all), 10_000..u16::MAX, "{all}");
+    }
+    Ok(())
 }
 
 /// The graph that the service compiles of a level's model for ONNX Runtime, in a folder of its own.

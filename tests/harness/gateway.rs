@@ -9,12 +9,12 @@ use serde_json::Value;
 use tempfile::TempDir;
 use tokio::process::Command;
 
-use super::Outcome;
 use super::bus::PrivateBus;
 use super::command::{clean, finish};
 use super::daemon::Setup;
 use super::needs::op_dbus;
 use super::process::Process;
+use super::{Outcome, eventually};
 
 /// A running gateway.
 pub struct Gateway {
@@ -114,10 +114,19 @@ impl Gateway {
         self.curl(path, &[], &body.to_string()).await
     }
 
-    /// Ends the gateway as systemd would; it must end well. Returns what it wrote.
+    /// Ends the gateway as systemd would; it must end well. Returns what it wrote. It is told until it has ended: once
+    /// alone, it would first let whoever has asked `/ready` know for 8 s. Requests in flight are finished all the same.
     pub async fn stop(mut self) -> Outcome<String> {
-        self.process.signal(Signal::SIGTERM)?;
-        let status = self.process.ended().await?;
+        let mut ended = None;
+        eventually("the end of the gateway", async || {
+            ended = self.process.child().try_wait()?;
+            if ended.is_none() {
+                self.process.signal(Signal::SIGTERM)?;
+            }
+            Ok(ended.is_some())
+        })
+        .await?;
+        let status = ended.ok_or("it did not end")?;
         let log = self.process.stderr();
         assert!(status.success(), "the gateway ended with {status}: {log}");
         Ok(log)

@@ -5,7 +5,7 @@ use std::fs;
 use nix::sys::signal::Signal;
 use op_dbus_api::ErrorName;
 
-use super::{Far, TEXTS, fleet, nowhere, serves, some_more};
+use super::{Far, TEXTS, fleet, impatient, nowhere, serves, some_more};
 use crate::harness::bus::PrivateBus;
 use crate::harness::client::refused;
 use crate::harness::fleet::{Ports, Server, compiled};
@@ -120,7 +120,7 @@ async fn the_cpu_computes_beside_triton() -> Outcome {
 async fn the_cpu_answers_who_waits_for_a_silent_fleet() -> Outcome {
     let far = Far::start("low").await?;
     let gateway = far.gateway().await?;
-    let setup = fleet("low", "openai", &[&gateway.url("")])?.setting("fallback", "cpu");
+    let setup = impatient(fleet("low", "openai", &[&gateway.url("")])?).setting("fallback", "cpu");
     let (_bus, _setup, daemon) = setup.alone().await?;
     assert_eq!(provider(&daemon).await?.0, "remote");
     send(Signal::SIGSTOP, gateway.process.pid()).await?;

@@ -122,6 +122,7 @@ pub async fn daemon_killed(size: Size) -> Outcome {
     }
     stop.store(true, Ordering::Relaxed);
     let daemon = setup.ready(&bus).await?;
+    lost += usize::from(daemon.client().embedder.vector_level().await? != kept);
     for client in clients {
         client.await??;
     }

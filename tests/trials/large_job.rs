@@ -101,13 +101,12 @@ fn line(number: usize) -> String {
 impl Taken {
     /// Peaks so far; the last look is a moment before the command ends.
     fn look(&mut self, command: Pid, service: Pid, worker: Pid) -> Outcome {
-        // It may have ended since, and have none.
-        self.command = peak(command).unwrap_or(0).max(self.command);
         (self.daemon, self.worker) = (peak(service)?, peak(worker)?);
-        let mut memfds = HashMap::new();
-        for process in [command, service] {
-            memfds.extend(open_memfds(process).unwrap_or_default());
-        }
+        // One that both have open counts once.
+        let mut memfds: HashMap<u64, u64> = open_memfds(service)?.into_iter().collect();
+        // The command may have ended since, and have nothing.
+        self.command = peak(command).unwrap_or(0).max(self.command);
+        memfds.extend(open_memfds(command).unwrap_or_default());
         self.memfds = memfds.values().sum::<u64>().max(self.memfds);
         Ok(())
     }

@@ -36,7 +36,7 @@ pub fn run(op_dbus: &Program) -> Outcome {
 
 /// Builds the packages of this program and returns where they are.
 pub fn build(op_dbus: &Path) -> Result<Packages, String> {
-    shell::need_cargo_command("deb", Some(CARGO_DEB), "a minute")?;
+    shell::need_cargo_command("deb", CARGO_DEB, "a minute")?;
     let tree = dist::tree_for_package(op_dbus)?;
     dist::move_gateway(&tree, &dist::emptied("target/dist-tree-gateway")?)?;
     let service = package("op-dbus.deb", &[])?;

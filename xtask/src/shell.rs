@@ -59,20 +59,21 @@ pub fn cargo(args: &[&str]) -> Command {
     cargo
 }
 
-/// Sees to it that cargo has a command of its own, in some version or any; `time` is what that takes.
+/// Sees to it that cargo has a command of its own: the one that is there, or else `version`, which takes `time`.
 ///
 /// # Errors
 /// It can't be installed.
-pub fn need_cargo_command(name: &str, version: Option<&str>, time: &str) -> Outcome {
+pub fn need_cargo_command(name: &str, version: &str, time: &str) -> Outcome {
     let mut there = cargo(&[name, "--version"]);
     if there.stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok_and(|it| it.success()) {
         return Ok(());
     }
     println!("installing cargo-{name} ({time})");
-    let mut install = cargo(&["install", "--locked", "--quiet", &format!("cargo-{name}")]);
+    let crate_name = format!("cargo-{name}");
+    let words = ["install", "--locked", "--quiet", "--version", version, &crate_name];
+    let mut install = cargo(&words);
     // Of a build that is not ours nothing is to be left here.
     install.env_remove(TARGET);
-    install.args(version.iter().flat_map(|version| ["--version", version]));
     fetch(|| run(&mut install))
 }
 

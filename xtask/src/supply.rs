@@ -141,7 +141,7 @@ fn cargo_deny() -> Result<PathBuf, String> {
 
 /// Writes the bill of materials and looks for every part in it.
 fn bill(parts: &[Part]) -> Result<Figure, String> {
-    shell::need_cargo_command("cyclonedx", Some(CARGO_CYCLONEDX), "two minutes")?;
+    shell::need_cargo_command("cyclonedx", CARGO_CYCLONEDX, "two minutes")?;
     // It writes beside every manifest, so a copy of the source has to do.
     let copy = dist::emptied("target/supply/source")?;
     dist::export(&copy)?;

@@ -14,7 +14,7 @@ use std::path::PathBuf;
 
 use crate::shell::{self, Outcome};
 use crate::test;
-pub use conduct::skips;
+pub use conduct::{ended_early, skips};
 use table::{Clock, How, Trial};
 
 /// Whether a figure is within its bar.

@@ -139,7 +139,7 @@ mod tests {
         assert!(check(&open).is_err());
         if geteuid().is_root() {
             std::fs::remove_file(dir.path().join("file")).unwrap();
-            std::os::unix::fs::chown(dir.path(), Some(4_000_000), None).unwrap();
+            std::os::unix::fs::chown(dir.path(), Some(64_905), None).unwrap();
             assert!(check(&open).is_err());
         }
     }

@@ -9,7 +9,7 @@ use crate::tests::fixture::below;
 fn what_root_makes_belongs_to_whom_the_folder_around_it_belongs_to() {
     let dir = tempfile::tempdir().unwrap();
     if geteuid().is_root() {
-        std::os::unix::fs::chown(dir.path(), Some(4_000_000), Some(4_000_001)).unwrap();
+        std::os::unix::fs::chown(dir.path(), Some(64_905), Some(64_906)).unwrap();
     }
     let store = dir.path().join("models");
     let writer = Writer::begin(&store).unwrap();
@@ -34,7 +34,7 @@ fn of_somebody() -> (tempfile::TempDir, PathBuf, PathBuf) {
     std::fs::create_dir(&store).unwrap();
     std::fs::create_dir(&elsewhere).unwrap();
     if geteuid().is_root() {
-        std::os::unix::fs::chown(&store, Some(4_000_000), Some(4_000_001)).unwrap();
+        std::os::unix::fs::chown(&store, Some(64_905), Some(64_906)).unwrap();
     }
     (dir, store, elsewhere)
 }
@@ -48,6 +48,7 @@ fn exchange(folder: &Path, elsewhere: &Path) {
 #[test]
 fn root_writes_nothing_where_a_link_in_place_of_the_stage_leads() {
     if !geteuid().is_root() {
+        eprintln!("SKIP: not root");
         return;
     }
     let (dir, store, elsewhere) = of_somebody();
@@ -80,6 +81,7 @@ fn root_writes_nothing_where_a_link_in_place_of_the_stage_leads() {
 #[test]
 fn root_writes_nothing_where_a_link_in_place_of_the_store_leads() {
     if !geteuid().is_root() {
+        eprintln!("SKIP: not root");
         return;
     }
     let (_dir, store, elsewhere) = of_somebody();
@@ -113,6 +115,7 @@ fn nothing_is_removed_behind_a_link_in_place_of_the_downloads() {
 #[test]
 fn what_may_not_be_removed_stops_the_removal_of_nothing_else() {
     if !geteuid().is_root() {
+        eprintln!("SKIP: not root");
         return;
     }
     let (dir, store, _) = of_somebody();

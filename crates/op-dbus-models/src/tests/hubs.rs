@@ -136,7 +136,7 @@ fn who_downloads_for_somebody_else_leaves_files_of_his() {
     let (endpoint, server) = begin(vec![Answer::Whole]);
     // Only root can be somebody else.
     let owner = match geteuid().is_root() {
-        true => Owner { uid: Uid::from_raw(4_000_000), gid: Gid::from_raw(4_000_001) },
+        true => Owner { uid: Uid::from_raw(64_905), gid: Gid::from_raw(64_906) },
         false => Owner { uid: geteuid(), gid: getegid() },
     };
     chown(dir.path(), Some(owner.uid.as_raw()), Some(owner.gid.as_raw())).unwrap();

@@ -85,14 +85,11 @@ fn the_tokenizer_limits_where_no_length_is_stated() {
 fn trained_cuts_are_taken_from_the_configuration() {
     let bench = Bench::new();
     let mut files = fixture::model("bert");
-    set(
-        &mut files,
-        "config.json",
-        &json!({
-            "model_type": "bert", "hidden_size": WIDTH, "vocab_size": WORDS,
-            "max_position_embeddings": 34, "matryoshka_dimensions": [4, 2, 1, 2],
-        }),
-    );
+    let config = json!({
+        "model_type": "bert", "hidden_size": WIDTH, "vocab_size": WORDS,
+        "max_position_embeddings": 34, "matryoshka_dimensions": [4, 2, 1, 2],
+    });
+    set(&mut files, "config.json", &config);
     assert_eq!(bench.import_files(&files).unwrap().matryoshka, [1, 2]);
 }
 
@@ -291,6 +288,7 @@ fn links_may_not_leave_the_folder() {
     symlink("../elsewhere", source.join("model.safetensors")).unwrap();
     let message = bench.import(&source, "mine").unwrap_err().to_string();
     assert!(message.contains("outside the folder"), "{message}");
+    assert_eq!((bench.visible().len(), bench.unfinished()), (0, 0));
 
     fs::remove_file(source.join("model.safetensors")).unwrap();
     fs::write(source.join("blob"), &weights).unwrap();
@@ -311,6 +309,7 @@ fn links_may_not_leave_the_folder() {
             }
             let message = bench.import(&source, "other").unwrap_err().to_string();
             assert!(message.contains(why), "{name}: {message}");
+            assert_eq!((bench.visible(), bench.unfinished()), (vec!["mine".to_owned()], 0));
         }
         fs::remove_file(&path).unwrap();
     }

@@ -35,12 +35,15 @@ pub const TRIALS: &[Trial] = &[
         promise: "no descriptor hangs, kills or fools the service",
         bar: "unsealed, shrinking, sparse, directory, socket, write-only: each refused by name; endless and \
               silent: each ended; more that hang when they are closed than there are threads: the next 100 \
-              calls are answered",
+              calls are answered; more than a connection may have, or than the service can take: the call is \
+              refused, and the next is answered",
         how: How::Tests(&[
             "bulk::hostile_descriptors_are_refused",
             "bulk::descriptors_whose_closing_hangs_hold_up_nobody",
             "bulk::pipes::a_pipe_that_never_ends_is_ended",
             "bulk::pipes::a_silent_pipe_is_ended",
+            "hostile::descriptors_of_calls_that_wait_have_a_bound",
+            "hostile::without_descriptors_the_service_keeps_its_bus",
         ]),
         rest: "",
     },

@@ -94,6 +94,7 @@ pub const TRIALS: &[Trial] = &[
             "devices::a_damaged_library_of_the_driver_takes_nobody_along",
             "offload::calls_outlive_a_device_that_is_killed_and_lost",
             "failing_devices::one_that_fails_whatever_it_is_asked_is_left_without_a_lost_call",
+            "failing_devices::one_that_is_lost_for_good_computes_nowhere",
         ]),
         rest: "a GPU: CUDA's own sticky errors",
     },
@@ -139,6 +140,7 @@ pub const TRIALS: &[Trial] = &[
         how: How::Tests(&[
             "lifecycle::workers_go_first_when_memory_runs_out",
             "faults::a_worker_killed_in_a_batch",
+            "units::a_worker_that_memory_runs_out_for_ends_no_service",
             "units::systemd_understands_every_unit",
         ]),
         rest: "the kernel's own killer in a cgroup that is full",

@@ -7,7 +7,7 @@ pub const TRIALS: &[Trial] = &[
         number: "T33",
         name: "hostile-links",
         promise: "no link and no path in a model leads out of its folder",
-        bar: "refused before anything is copied",
+        bar: "refused; nothing of what they lead to is copied, and nothing of the model stays in the store",
         how: How::Tests(&[
             "tests::imports::links_may_not_leave_the_folder",
             "place::folder::tests::a_link_that_is_laid_between_a_look_and_the_opening_is_not_followed",

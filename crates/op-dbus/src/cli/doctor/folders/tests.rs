@@ -7,7 +7,7 @@ use super::*;
 
 /// Somebody who owns nothing and is in no group.
 fn stranger() -> Who {
-    Who { name: "stranger".to_owned(), uid: 4_000_000, gids: Vec::new(), is_service: true }
+    Who { name: "stranger".to_owned(), uid: 64_905, gids: Vec::new(), is_service: true }
 }
 
 fn folder(mode: u32) -> (tempfile::TempDir, PathBuf) {
@@ -153,11 +153,11 @@ fn what_is_not_there_is_made_or_asked_for() {
     assert!(next.starts_with("type `install -d -o stranger -m 755 "), "{next}");
 }
 
-/// As `setfacl -m u:4000000:rwx` makes one, by the kernel's layout (`linux/posix_acl_xattr.h`).
+/// As `setfacl -m u:64905:rwx` makes one, by the kernel's layout (`linux/posix_acl_xattr.h`).
 fn with_list(path: &Path) -> rustix::io::Result<()> {
     const NOBODY: u32 = u32::MAX;
     let entries: [(u16, u16, u32); 5] =
-        [(1, 7, NOBODY), (2, 7, 4_000_000), (4, 0, NOBODY), (16, 7, NOBODY), (32, 0, NOBODY)];
+        [(1, 7, NOBODY), (2, 7, 64_905), (4, 0, NOBODY), (16, 7, NOBODY), (32, 0, NOBODY)];
     let mut list = 2_u32.to_le_bytes().to_vec();
     for (kind, bits, id) in entries {
         list.extend([kind.to_le_bytes(), bits.to_le_bytes()].concat());
