@@ -21,7 +21,6 @@ tests! {
     the_cpu_computes_in_the_library_of_a_provider_that_does_not: [Low, OpenVino, NoGraphics, LibraryExamples],
     gpu_optimization_tells_what_the_workers_did: [Low, LibraryExamples],
     onnx_runtime_tells_nobody_that_it_runs: [Low, Runtime, LibraryExamples],
-    round_trip_tells_what_a_worker_process_costs: [LibraryExamples],
     full_batches_tells_how_far_a_device_is_kept_busy: [LibraryExamples],
     bulk_writes_the_vectors_of_the_references: [Low, LibraryExamples],
     a_text_has_the_prompt_that_the_service_gives_it: [Bus, LibraryExamples],
@@ -130,21 +129,6 @@ async fn onnx_runtime_tells_nobody_that_it_runs() -> Outcome {
     for kept in [".cache/Microsoft", ".ses"] {
         assert!(!home.path().join(kept).exists(), "{kept}");
     }
-    Ok(())
-}
-
-async fn round_trip_tells_what_a_worker_process_costs() -> Outcome {
-    let mut command = clean(needs::example("round_trip"));
-    command.arg("50");
-    let said = finish(command, "").await?.success()?;
-    let mut of = Vec::new();
-    for line in said.lines() {
-        let (what, times) = line.split_once(" p50 ").ok_or("a line without a median")?;
-        let median = times.split_whitespace().next().ok_or("no number")?.parse::<f64>()?;
-        assert!(median > 0.0 && line.contains("p99"), "{line}");
-        of.push(what.split_whitespace().collect::<Vec<_>>().join(" "));
-    }
-    assert_eq!(of, ["backend in process", "backend child", "engine in process", "engine child"]);
     Ok(())
 }
 

@@ -352,7 +352,7 @@ async fn a_change_to_what_does_not_work_changes_nothing() -> Outcome {
     refused(refusal, ErrorName::InvalidArgument)?;
     let refusal = manager.set_devices(&["0"; 4096]).await;
     let message = refused(refusal, ErrorName::InvalidArgument)?;
-    assert_eq!(message, "gpu_device would have 8192 bytes; it may have 4096");
+    assert_eq!(message, "gpu_device would have 8191 bytes; it may have 4096");
     assert_eq!(provider(&daemon).await?, ("cpu".to_owned(), String::new()));
     assert!(!setup.state_file().exists(), "a refused change was written");
     daemon.client().embedder.embed("x").await?;

@@ -5,8 +5,8 @@ use std::time::Duration;
 use op_dbus_models::printable;
 use sd_notify::NotifyState;
 
-/// Characters of a status. systemd drops a whole message of more than 4096 bytes, and READY with it.
-const STATUS_CHARS_MAX: usize = 900;
+/// Bytes of a status that is not cut. systemd drops a whole message of more than 4096 bytes, and READY with it.
+const STATUS_BYTES_MAX: usize = 3900;
 
 /// Calls are answered from now on; `status` is for people.
 pub fn ready(status: &str) {
@@ -45,7 +45,11 @@ pub fn watchdog() {
 /// A status on one line, cut: what stands on another line of a message is an order to the manager, and a status may
 /// quote what others have written.
 fn line(status: &str) -> String {
-    printable(&status.replace(['\n', '\r'], " "), STATUS_CHARS_MAX)
+    let line = printable(&status.replace(['\n', '\r'], " "), usize::MAX);
+    match line.len() > STATUS_BYTES_MAX {
+        true => format!("{}…", &line[..line.floor_char_boundary(STATUS_BYTES_MAX)]),
+        false => line,
+    }
 }
 
 /// A manager that cannot be told is no reason to stop serving.
@@ -57,7 +61,7 @@ fn send(state: &[NotifyState<'_>]) {
 
 #[cfg(test)]
 mod tests {
-    use super::line;
+    use super::{STATUS_BYTES_MAX, line};
 
     #[test]
     fn a_status_is_one_line_that_fits_a_message() {
@@ -65,8 +69,10 @@ mod tests {
         let told = line(&"a\nMAINPID=1\r".repeat(900));
         assert!(told.starts_with("a MAINPID=1 a MAINPID=1 a"), "{told}");
         assert!(!told.contains(char::is_control), "{told}");
-        for long in [told, line(&"\u{1f9ed}".repeat(9000))] {
-            assert!(long.len() < 4000, "{}", long.len());
+        for long in [told, line(&format!("a{}", "\u{1f9ed}".repeat(9000)))] {
+            assert!((3900..4000).contains(&long.len()) && long.ends_with('…'), "{}", long.len());
         }
+        let whole = "a".repeat(STATUS_BYTES_MAX);
+        assert_eq!(line(&whole), whole);
     }
 }

@@ -5,21 +5,22 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use futures_util::future::OptionFuture;
-use futures_util::stream::FuturesUnordered;
 use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 use zbus::fdo::DBusProxy;
 use zbus::proxy::CacheProperties;
 use zbus::{Connection, OwnedFd};
 
+use crate::bus::question::again;
 use crate::service::Service;
 
 const LOGIND: &str = "org.freedesktop.login1";
 /// logind waits 5 s for those who delay, unless its InhibitDelayMaxSec says otherwise; a worker that
 /// takes longer than this is not waited for.
 const RELEASE_TIME: Duration = Duration::from_secs(30);
-/// How often logind is asked to delay a sleep, and how long it has for its answer each time.
-const PATIENCE: (u32, Duration) = (2, Duration::from_secs(10));
+/// How long logind has for its answer each time that it is asked to delay a sleep: the bus drops one that it has no
+/// room for, and one that is late is as good.
+const PATIENCE: [Duration; 2] = [Duration::from_secs(10), Duration::MAX];
 /// How often logind is asked whether the sleep is over.
 const ASK_EVERY: Duration = Duration::from_secs(5);
 
@@ -61,7 +62,7 @@ async fn try_follow(connection: &Connection, service: &Service) -> zbus::Result<
     // off its queue the whole connection stands still: from here on nothing is waited for but in the loop.
     let mut sleeps = pin!(logind.receive_prepare_for_sleep().await?);
     let mut delay = None;
-    let mut asked = pin!(OptionFuture::from(is_there.then(|| inhibit(&logind, PATIENCE))));
+    let mut asked = pin!(OptionFuture::from(is_there.then(|| inhibit(&logind))));
     // While devices are released the machine may sleep, whose time does not count, and wake up.
     let mut release = pin!(OptionFuture::from(None));
     let mut over = pin!(OptionFuture::from(None));
@@ -88,7 +89,7 @@ async fn try_follow(connection: &Connection, service: &Service) -> zbus::Result<
             },
             owner = owners.next() => match owner {
                 Some(Some(_)) => {
-                    asked.set(Some(inhibit(&logind, PATIENCE)).into());
+                    asked.set(Some(inhibit(&logind)).into());
                     continue;
                 }
                 // Nobody would tell us that the machine is awake.
@@ -104,7 +105,7 @@ async fn try_follow(connection: &Connection, service: &Service) -> zbus::Result<
             },
         };
         // While it sleeps an answer would be of no use.
-        asked.set((!begins).then(|| inhibit(&logind, PATIENCE)).into());
+        asked.set((!begins).then(|| inhibit(&logind)).into());
         release.set(begins.then(|| timeout(RELEASE_TIME, service.sleep())).into());
         over.set(begins.then(|| is_over(&logind)).into());
         if !begins {
@@ -126,45 +127,13 @@ async fn is_over(logind: &LogindProxy<'_>) {
     }
 }
 
-/// What delays the next sleep until the devices are released. It is asked for once more where no answer came: a bus
-/// that has no room for one drops it.
-async fn inhibit(logind: &LogindProxy<'_>, (times, patience): (u32, Duration)) -> Option<OwnedFd> {
+/// What delays the next sleep until the devices are released.
+async fn inhibit(logind: &LogindProxy<'_>) -> Option<OwnedFd> {
     const MAY_SLEEP: &str = "the machine may sleep before the devices are released";
     let why = "Releasing the devices that embeddings are computed on";
-    // The earlier ones may only be late.
-    let mut asked = FuturesUnordered::new();
-    for _ in 0..times {
-        asked.push(logind.inhibit("sleep", "op-dbus", why, "delay"));
-        if let Ok(answer) = timeout(patience, asked.next()).await {
-            return answer?.inspect_err(|error| warn!("{MAY_SLEEP}: {error}")).ok();
-        }
-        warn!("{MAY_SLEEP}: logind has not answered in {} s", patience.as_secs());
-    }
-    asked.next().await?.ok()
-}
-
-#[cfg(test)]
-mod tests {
-    use zbus::MessageStream;
-
-    use super::*;
-    use crate::bus::tests::peers;
-
-    #[tokio::test]
-    async fn a_delay_whose_answer_was_dropped_is_asked_for_again() {
-        let (logind, service) = peers().await;
-        let mut asked = MessageStream::from(&logind);
-        let proxy = LogindProxy::builder(&service).cache_properties(CacheProperties::No);
-        let proxy = proxy.build().await.unwrap();
-        let answers = async {
-            let _dropped = asked.next().await;
-            let question = asked.next().await.unwrap().unwrap();
-            let (_reader, writer) = std::io::pipe().unwrap();
-            let delay = OwnedFd::from(std::os::fd::OwnedFd::from(writer));
-            logind.reply(&question.header(), &delay).await.unwrap();
-        };
-        let hasty = (u32::MAX, Duration::from_millis(10));
-        let (delay, ()) = tokio::join!(inhibit(&proxy, hasty), answers);
-        assert!(delay.is_some());
-    }
+    let question = || logind.inhibit("sleep", "op-dbus", why, "delay");
+    let seconds = PATIENCE[0].as_secs();
+    let missed = || warn!("{MAY_SLEEP}: logind has not answered in {seconds} s");
+    let answer = again(question, missed, PATIENCE).await?;
+    answer.inspect_err(|error| warn!("{MAY_SLEEP}: {error}")).ok()
 }

@@ -13,7 +13,6 @@ use std::path::PathBuf;
 use op_dbus_engine::{Backend, BackendError};
 
 pub use model::{check, family};
-pub(crate) use ort::halves_by_itself;
 pub use ort::products;
 
 /// The provider that needs no accelerator.

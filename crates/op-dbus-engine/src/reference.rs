@@ -47,7 +47,12 @@ impl Reference {
     /// Least cosine of the vectors of `f16` with those of 32-bit floats on the CPU. Operands and results
     /// of products have 11 bits there, and providers may sum in as many; what is wrong with a provider
     /// shows in the first digits.
-    pub const F16_COSINE_MIN: f32 = 0.999;
+    const F16_COSINE_MIN: f32 = 0.999;
+
+    /// Least cosine of a provider's vectors with those of 32-bit floats on the CPU, by whether `f16` was asked for.
+    pub fn cosine_min_of(f16: bool) -> f32 {
+        if f16 { Self::F16_COSINE_MIN } else { Self::F32_COSINE_MIN }
+    }
 
     /// A vector, to compare others with alone.
     pub fn new(vector: Vec<f32>, cosine_min: f32) -> Self {

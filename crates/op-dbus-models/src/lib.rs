@@ -8,6 +8,7 @@
 //! command line.
 
 pub mod cache;
+mod child;
 mod config_files;
 mod describe;
 mod digest;
@@ -37,6 +38,7 @@ mod weights;
 mod wheels;
 mod writers;
 
+pub use child::end_with_us;
 pub use error::{Error, HookError};
 pub use import::{ImportOptions, OnnxFacts};
 pub use model::{Family, FileRecord, Level, Model, Pooling};

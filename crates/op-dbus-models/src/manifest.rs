@@ -14,7 +14,7 @@ use crate::{Error, Family, FileRecord, Level, Pooling};
 pub use libraries::{
     Build, Library, Plugin, Provider, auto, canonical, libraries, names, provider, provider_names,
 };
-pub use options::{Reserved, plugin_ignores, reserved};
+pub use options::{Reserved, halves_by_itself, plugin_ignores, reserved};
 
 /// A model that op-dbus knows by digest.
 #[derive(Debug, Clone, Deserialize)]

@@ -2,16 +2,12 @@
 //! certificates. Only wheels: fetching a source package would run its build code.
 
 use std::io::Read;
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
-use nix::sys::prctl;
-use nix::sys::signal::Signal;
-use nix::unistd::{getpid, getppid};
-
 use crate::Error;
+use crate::child::end_with_us;
 use crate::manifest::Wheel;
 use crate::progress::{Progress, Step};
 
@@ -80,22 +76,9 @@ fn command(program: &[&str], wheel: &Wheel, platform: Option<&str>, dir: &Path) 
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::piped());
+    // Nobody would want any more what it fetches; the thread that starts it waits for it.
     end_with_us(&mut command);
     command
-}
-
-/// Has what `command` starts end with this process, also where that is killed: nobody would want any more what it
-/// fetches. What counts for the kernel is the end of the thread that starts it, which waits for it.
-fn end_with_us(command: &mut Command) {
-    let us = getpid();
-    // SAFETY: what runs between fork and exec makes two system calls, allocates nothing and takes no lock.
-    unsafe {
-        command.pre_exec(move || {
-            prctl::set_pdeathsig(Signal::SIGKILL)?;
-            // Had we ended before that, nothing would tell it.
-            if getppid() == us { Ok(()) } else { Err(std::io::ErrorKind::NotFound.into()) }
-        });
-    }
 }
 
 /// Waits for pip; its temporary files in `dir` tell how far it is.

@@ -58,6 +58,17 @@ impl Memory {
     pub fn is_separate(self) -> bool {
         matches!(self, Self::Separate | Self::Pinned)
     }
+
+    /// Whether the device itself reads inputs, and writes results, where they lie here; none where that is
+    /// not known. What is not bound comes back in a tensor that the runtime has made, and is copied out of it.
+    pub fn is_in_place(self, bound: bool) -> Option<[bool; 2]> {
+        match self {
+            Self::Same => Some([true, bound]),
+            Self::Pinned => Some([bound; 2]),
+            Self::Separate => Some([false; 2]),
+            Self::Untold => None,
+        }
+    }
 }
 
 impl Accelerator {
@@ -274,20 +285,25 @@ fn named(device: &Device<'_>) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn told(provider: &str, options: &[(&str, &str)]) -> Accelerator {
+impl Accelerator {
+    /// The first device of a provider that the runtime has in itself.
+    pub(crate) fn of(provider: &str, options: &[(&str, &str)]) -> Self {
         let own = |(key, value): &(&str, &str)| ((*key).to_owned(), (*value).to_owned());
         let options = options.iter().map(own).collect();
-        Accelerator { provider: provider.to_owned(), library: None, device: 1, options }
+        Self { provider: provider.to_owned(), library: None, device: 0, options }
     }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
 
     #[test]
     fn a_library_is_of_the_provider_that_it_is_named_for() {
         let is_taken = |provider, name: &str| {
             let brought: Vec<String> = name.split(' ').map(str::to_owned).collect();
-            told(provider, &[]).refuse_another(&brought, Path::new("/own.so")).is_ok()
+            let accelerator = Accelerator::of(provider, &[]);
+            accelerator.refuse_another(&brought, Path::new("/own.so")).is_ok()
         };
         for (provider, name) in [
             ("ggml", "ggml"),

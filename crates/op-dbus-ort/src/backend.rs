@@ -161,12 +161,7 @@ impl OrtBackend {
         (staging, own): (Option<Place>, Option<Place>),
         (asked_for, buckets): (Option<bool>, Buckets),
     ) -> Self {
-        // What is not bound comes back in a tensor that the runtime has made, and is copied out of it.
-        self.in_place = match memory {
-            Memory::Same => Some([true, false]),
-            Memory::Separate | Memory::Pinned => Some([false, false]),
-            Memory::Untold => None,
-        };
+        self.in_place = memory.is_in_place(false);
         self.separate = memory.is_separate();
         match self.feed {
             Feed::Compiled if asked_for.unwrap_or(memory.is_separate()) => {

@@ -225,14 +225,9 @@ impl Buffers {
         self.replays = 0;
     }
 
-    /// Whether the device itself reads inputs, and writes results, where they lie here; none where that is
-    /// not known.
+    /// As [`Memory::is_in_place`] has it.
     pub fn is_in_place(&self) -> Option<[bool; 2]> {
-        match self.memory {
-            Memory::Same | Memory::Pinned => Some([true; 2]),
-            Memory::Separate => Some([false; 2]),
-            Memory::Untold => None,
-        }
+        self.memory.is_in_place(true)
     }
 
     /// Gives the buffers back, but for those of shapes that are recorded: what the provider keeps for a

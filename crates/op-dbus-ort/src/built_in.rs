@@ -128,10 +128,7 @@ mod tests {
 
     #[test]
     fn a_provider_that_is_told_no_number_has_its_first_device_alone() {
-        let on = |device| {
-            let provider = "webgpu".to_owned();
-            is_first(&Accelerator { provider, library: None, device, options: Vec::new() })
-        };
+        let on = |device| is_first(&Accelerator { device, ..Accelerator::of("webgpu", &[]) });
         assert_eq!(on(0), Ok(()));
         let refusal = "webgpu has one device there, 0, and gpu_device names 1";
         assert_eq!(on(1), Err(refusal.to_owned()));

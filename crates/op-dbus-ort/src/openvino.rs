@@ -129,10 +129,7 @@ mod tests {
     use super::*;
 
     fn told_of(device: usize, options: &[(&str, &str)], precision: &str) -> Result<Value, String> {
-        let own = |(key, value): &(&str, &str)| ((*key).to_owned(), (*value).to_owned());
-        let options = options.iter().map(own).collect();
-        let provider = "openvino".to_owned();
-        let accelerator = Accelerator { provider, library: None, device, options };
+        let accelerator = Accelerator { device, ..Accelerator::of("openvino", options) };
         let told = told(&accelerator, precision)?.into_iter();
         Ok(Value::Object(told.map(|(key, value)| (key, value.into())).collect()))
     }
@@ -194,10 +191,9 @@ mod tests {
     #[test]
     fn how_many_devices_there_are_is_known_of_all_but_gpus() {
         let devices = |device: usize, device_type: Option<&str>| {
-            let options = device_type.map(|kind| (DEVICE.to_owned(), kind.to_owned()));
-            let options = options.into_iter().collect();
-            let provider = "openvino".to_owned();
-            let accelerator = Accelerator { provider, library: None, device, options };
+            let options = device_type.map(|kind| (DEVICE, kind));
+            let accelerator = Accelerator::of("openvino", options.as_slice());
+            let accelerator = Accelerator { device, ..accelerator };
             devices(&accelerator.computing_in("f16").unwrap())
         };
         for one in [None, Some("CPU"), Some("NPU"), Some("GPU.1"), Some("AUTO:GPU,CPU")] {

@@ -78,39 +78,35 @@ impl Accelerator {
 mod tests {
     use super::*;
 
-    fn told(provider: &str, options: &[(&str, &str)]) -> Accelerator {
-        let own = |(key, value): &(&str, &str)| ((*key).to_owned(), (*value).to_owned());
-        let options = options.iter().map(own).collect();
-        Accelerator { provider: provider.to_owned(), library: None, device: 1, options }
-    }
-
     #[test]
     fn bf16_is_for_those_who_have_it() {
-        let tensorrt = told("tensorrt", &[("trt_bf16_enable", "0")]).computing_in("bf16").unwrap();
+        let tensorrt =
+            Accelerator::of("tensorrt", &[("trt_bf16_enable", "0")]).computing_in("bf16").unwrap();
         assert_eq!(tensorrt.options, [("trt_bf16_enable".to_owned(), "1".to_owned())]);
         assert_eq!(tensorrt.precision("bf16"), "bf16");
-        let refusal = told("cuda", &[]).computing_in("bf16").unwrap_err().to_string();
+        let refusal = Accelerator::of("cuda", &[]).computing_in("bf16").unwrap_err().to_string();
         assert!(
             refusal.contains("cuda does not work here: it computes in f32 and f16"),
             "{refusal}"
         );
-        assert_eq!(told("cuda", &[]).computing_in("f16").unwrap().options, []);
+        assert_eq!(Accelerator::of("cuda", &[]).computing_in("f16").unwrap().options, []);
     }
 
     #[test]
     fn ggml_keeps_weights_in_what_is_computed_in() {
         for precision in ["f32", "f16"] {
-            let ggml = told("ggml", &[("weights", "q8_0")]).computing_in(precision).unwrap();
+            let ggml =
+                Accelerator::of("ggml", &[("weights", "q8_0")]).computing_in(precision).unwrap();
             assert_eq!(ggml.options, [("weights".to_owned(), precision.to_owned())]);
         }
     }
 
     #[test]
     fn a_provider_records_where_its_own_option_says_so() {
-        let cuda = told("cuda", &[("use_tf32", "0"), ("enable_cuda_graph", "1")]);
+        let cuda = Accelerator::of("cuda", &[("use_tf32", "0"), ("enable_cuda_graph", "1")]);
         assert!(cuda.records());
-        assert!(told("webgpu", &[("enableGraphCapture", "1")]).records());
-        assert!(!told("cuda", &[("enable_cuda_graph", "0")]).records());
+        assert!(Accelerator::of("webgpu", &[("enableGraphCapture", "1")]).records());
+        assert!(!Accelerator::of("cuda", &[("enable_cuda_graph", "0")]).records());
         let cuda = cuda.without_recording();
         assert!(!cuda.records());
         assert_eq!(cuda.options, [("use_tf32".to_owned(), "0".to_owned())]);
@@ -119,13 +115,13 @@ mod tests {
     #[test]
     fn an_option_is_on_as_onnx_runtime_reads_it() {
         for word in ["1", "true", "True"] {
-            assert!(told("cuda", &[("enable_cuda_graph", word)]).records(), "{word}");
-            let tensorrt = told("tensorrt", &[(TENSORRT_F16, word)]);
+            assert!(Accelerator::of("cuda", &[("enable_cuda_graph", word)]).records(), "{word}");
+            let tensorrt = Accelerator::of("tensorrt", &[(TENSORRT_F16, word)]);
             assert_eq!(tensorrt.precision("f32"), "f16");
             let refusal = tensorrt.computing_in("bf16").unwrap_err().to_string();
             assert!(refusal.contains("trt_fp16_enable is set; leave one"), "{refusal}");
         }
         let twice = [("enable_cuda_graph", "1"), ("enable_cuda_graph", "0")];
-        assert!(!told("cuda", &twice).records());
+        assert!(!Accelerator::of("cuda", &twice).records());
     }
 }

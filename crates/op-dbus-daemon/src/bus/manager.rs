@@ -13,7 +13,7 @@ use zbus::object_server::SignalEmitter;
 use super::authority::{CONFIGURE, MANAGE_MEMORY, authorize};
 use super::calls::Calls;
 use super::changes::Told;
-use super::many::Words;
+use super::many::Many;
 use super::pulse::Refusal;
 use super::reply::Dictionary;
 use super::views;
@@ -21,7 +21,7 @@ use crate::devices::Reader;
 use crate::service::{self, Service};
 
 /// The longest value that a setting may be given: a list of devices, with room.
-pub const VALUE_BYTES_MAX: usize = 4 << 10;
+const VALUE_BYTES_MAX: usize = 4 << 10;
 
 /// The bus object for administration.
 pub struct Manager {
@@ -95,14 +95,16 @@ impl Manager {
 
     async fn set_devices(
         &self,
-        devices: Words,
+        devices: Many<String>,
         #[zbus(connection)] connection: &Connection,
         #[zbus(header)] header: Header<'_>,
     ) -> Result<(), Refusal> {
         let action = (CONFIGURE, "change the devices");
         let wanted = |service| {
-            fits("gpu_device", devices.bytes)?;
-            set(service, "gpu_device", devices.kept.join(","))
+            let value = devices.kept.join(",");
+            // Of too many none is kept. Each takes a byte at least, its comma.
+            fits("gpu_device", value.len().max(devices.count))?;
+            set(service, "gpu_device", value)
         };
         self.change(connection, &header, action, wanted).await
     }

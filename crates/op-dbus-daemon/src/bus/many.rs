@@ -1,5 +1,5 @@
-//! The texts of a call, its lists of token ids or the words of a setting, of which none is kept where they are too
-//! many: made of a message each takes several times its bytes, which nobody counts as long as the call waits.
+//! The texts of a call, its lists of token ids or its devices, of which none is kept where they are too many: made of a
+//! message each takes several times its bytes, which nobody counts as long as the call waits.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -9,15 +9,15 @@ use op_dbus_engine::{Error as EngineError, Excess, Limits};
 use serde::de::{Deserialize, Deserializer, SeqAccess, Visitor};
 use zbus::{Signature, Type};
 
-use super::manager::VALUE_BYTES_MAX;
 use crate::service::Error as ServiceError;
 
 /// What a call may have `texts_per_call_max` of.
 #[derive(Debug)]
 pub struct Many<T> {
     /// All of them, or none where they are too many.
-    kept: Vec<T>,
-    count: usize,
+    pub kept: Vec<T>,
+    /// How many there are.
+    pub count: usize,
 }
 
 impl Many<String> {
@@ -88,49 +88,6 @@ impl<'de, T: Deserialize<'de>> Visitor<'de> for Counted<T> {
     }
 }
 
-/// The words of a setting.
-#[derive(Debug, Default)]
-pub struct Words {
-    /// All of them, or none where they are too long.
-    pub kept: Vec<String>,
-    /// Bytes of all of them with commas.
-    pub bytes: usize,
-}
-
-impl Type for Words {
-    const SIGNATURE: &'static Signature = <Vec<String> as Type>::SIGNATURE;
-}
-
-impl<'de> Deserialize<'de> for Words {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_seq(Measured)
-    }
-}
-
-/// Reads words one after the other.
-struct Measured;
-
-impl<'de> Visitor<'de> for Measured {
-    type Value = Words;
-
-    fn expecting(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
-        to.write_str("words")
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut all: A) -> Result<Self::Value, A::Error> {
-        let mut words = Words::default();
-        while let Some(word) = all.next_element::<&str>()? {
-            words.bytes += word.len() + ",".len();
-            if words.bytes <= VALUE_BYTES_MAX {
-                words.kept.push(word.to_owned());
-            } else {
-                words.kept = Vec::new();
-            }
-        }
-        Ok(words)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use op_dbus_api::ErrorName;
@@ -164,16 +121,5 @@ mod tests {
         let told = "the number of lists of token ids in the call is 16385, the limit is 16384; \
                     send the lists in several calls";
         assert_eq!((error.name(), error.message()), (ErrorName::TooLarge, told));
-    }
-
-    #[test]
-    fn of_words_that_no_setting_may_have_none_is_kept() {
-        let most = VALUE_BYTES_MAX / 2;
-        for (count, kept) in [(0, 0), (2, 2), (most, most), (most + 1, 0), (100_000, 0)] {
-            let bytes = to_bytes(Context::new(LE, 0), &vec!["0"; count]).unwrap();
-            let (words, _): (Words, _) = bytes.deserialize().unwrap();
-            assert_eq!((words.kept.len(), words.bytes), (kept, 2 * count));
-            assert!(words.kept.capacity() <= VALUE_BYTES_MAX);
-        }
     }
 }

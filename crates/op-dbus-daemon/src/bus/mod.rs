@@ -18,11 +18,11 @@ mod manager;
 mod many;
 mod options;
 mod pulse;
-mod question;
+pub(crate) mod question;
 mod reply;
 mod socket;
 #[cfg(test)]
-pub(crate) mod tests;
+mod tests;
 mod unread;
 mod views;
 mod wire;

@@ -1,6 +1,7 @@
-//! What the bus itself is asked. While it keeps more for a connection than it may, dbus-daemon drops what else it has
-//! for it, its own answers and signals included, and tells nobody.
+//! What is asked over the bus, and asked again. While it keeps more for a connection than it may, dbus-daemon drops
+//! what else it has for it, its own answers and signals included, and tells nobody.
 
+use std::iter::repeat_n;
 use std::time::Duration;
 
 use futures_util::StreamExt;
@@ -12,8 +13,8 @@ use zbus::{Connection, DynamicType, Message};
 
 use super::caller::BUS;
 
-/// Asks the bus, and again each time that it has not answered for so long; any answer will do, also a refusal. `None`
-/// where it has answered nothing, however often it was asked. `missed` is told of what did not come in time.
+/// Asks the bus itself, as [`again`] does; any answer will do, also a refusal. `missed` is told of what did not come in
+/// time.
 pub async fn ask<B: Serialize + DynamicType>(
     connection: &Connection,
     missed: &Notify,
@@ -21,14 +22,25 @@ pub async fn ask<B: Serialize + DynamicType>(
     (times, patience): (u32, Duration),
 ) -> Option<zbus::Result<Message>> {
     let path = "/org/freedesktop/DBus";
+    let question = || connection.call_method(Some(BUS), path, Some(BUS), method, argument);
+    again(question, || missed.notify_one(), repeat_n(patience, times as usize)).await
+}
+
+/// Asks as often as there is `patience`, each time for so long, or until one of the questions is answered. `None` where
+/// none was; `missed` is called for each time.
+pub(crate) async fn again<F: Future>(
+    question: impl Fn() -> F,
+    missed: impl Fn(),
+    patience: impl IntoIterator<Item = Duration>,
+) -> Option<F::Output> {
     // The earlier ones may only be late.
     let mut asked = FuturesUnordered::new();
-    for _ in 0..times {
-        asked.push(connection.call_method(Some(BUS), path, Some(BUS), method, argument));
+    for patience in patience {
+        asked.push(question());
         if let Ok(answer) = timeout(patience, asked.next()).await {
             return answer;
         }
-        missed.notify_one();
+        missed();
     }
     None
 }

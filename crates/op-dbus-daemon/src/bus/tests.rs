@@ -58,7 +58,7 @@ pub(super) fn idle() -> Service {
 }
 
 /// Both ends of a socket pair, with no object on either.
-pub(crate) async fn peers() -> (Connection, Connection) {
+pub(super) async fn peers() -> (Connection, Connection) {
     let (near, far) = UnixStream::pair().unwrap();
     let far = Builder::unix_stream(far).server(Guid::generate()).p2p();
     tokio::try_join!(far.build(), Builder::unix_stream(near).p2p().build()).unwrap()

@@ -11,10 +11,10 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use op_dbus_engine::{
-    BackendError, BackendFactory, BatchLimits, Engine, EngineConfig, Limits, LoadErrorKind, Pool,
-    Reference,
+    BackendError, BatchLimits, Engine, EngineConfig, Limits, LoadErrorKind, Pool, Reference,
 };
 use op_dbus_models::Model;
+use op_dbus_models::manifest::halves_by_itself;
 
 use super::costs::{self, Place};
 use super::provider::{self, Host};
@@ -180,7 +180,8 @@ fn start_trusted(
         return result;
     };
     // A graph of the user's own is computed as it is.
-    if !provider::halves_by_itself(&host, precision) || draft.own_graph().is_some() {
+    let by_itself = precision == Precision::Auto && halves_by_itself(&host.provider.to_string());
+    if !by_itself || draft.own_graph().is_some() {
         return Err(Error::Unfit(message));
     }
     let in_32_bits = start(Precision::F32);
@@ -239,7 +240,8 @@ fn start(
     if host.provider != Provider::Cpu {
         let own_graph = draft.own_graph();
         let cpu = spawner(&blueprint(&host.reference(own_graph), REFERENCE_PRECISION), settings);
-        let computed = compared_with(draft, precision, &cpu);
+        let cosine_min = Reference::cosine_min_of(precision == Precision::F16);
+        let computed = op_dbus_engine::reference(&draft.tokenizer, &draft.shape, &cpu, cosine_min);
         reference = Some(computed.map_err(|error| with_origin(error, loaded))?);
         if settings.offload == Offload::Auto {
             beside = Some(cpu_beside(&host, loaded, own_graph)?);
@@ -279,19 +281,6 @@ fn cpu_beside(host: &Host, loaded: &Loaded, own_graph: Option<&str>) -> Result<H
     let cpu = cpu.unwrap_or_else(|_| host.reference(own_graph));
     provider::verify(&cpu, &loaded.settings).map_err(Error::Provider)?;
     Ok(cpu)
-}
-
-/// What workers that compute in `precision` are compared with, as `cpu` computes it.
-fn compared_with(
-    draft: &Draft,
-    precision: Precision,
-    cpu: &BackendFactory,
-) -> Result<Reference, BackendError> {
-    let cosine_min = match precision {
-        Precision::F16 => Reference::F16_COSINE_MIN,
-        _ => Reference::F32_COSINE_MIN,
-    };
-    op_dbus_engine::reference(&draft.tokenizer, &draft.shape, cpu, cosine_min)
 }
 
 /// Tells the log of faults on purpose, which may be why what follows fails.

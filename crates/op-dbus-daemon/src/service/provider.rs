@@ -271,12 +271,6 @@ fn store(settings: &Settings) -> RuntimeStore {
     RuntimeStore::open(runtime::beside(&settings.model_dir))
 }
 
-/// Whether workers on `host` compute in 16 bits where `precision` is what they are asked for, unless the model's
-/// weights are beyond that.
-pub(super) fn halves_by_itself(host: &Host, precision: Precision) -> bool {
-    (host.provider, precision) == (Provider::Cuda, Precision::Auto)
-}
-
 /// Those of `candidates` that come before the one of `served`.
 pub(super) fn preferred(mut candidates: Vec<Provider>, served: &Served) -> Vec<Provider> {
     let own = candidates.iter().position(|candidate| served.is_on(*candidate));

@@ -42,11 +42,11 @@ impl FromStr for Listen {
             return Ok(Self::None);
         }
         let Some(path) = text.strip_prefix(UNIX) else {
-            let no_address = |_| format!("`{text}` is not an IP address with a port");
+            let no_address = |_| "it is not an IP address with a port".to_owned();
             return text.parse().map(Self::Tcp).map_err(no_address);
         };
         if !Path::new(path).is_absolute() || path.contains('\0') {
-            return Err(format!("`{path}` is not an absolute path"));
+            return Err("its path is not absolute".to_owned());
         }
         if path.len() > UNIX_BYTES_MAX {
             let found = path.len();

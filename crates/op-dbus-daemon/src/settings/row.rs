@@ -1,6 +1,7 @@
 //! What the table of settings says about each one.
 
 use super::kind::Kind;
+use super::layers::Place;
 
 /// One setting.
 #[derive(Debug)]
@@ -87,12 +88,12 @@ impl Row {
 
     /// `OP_DBUS_VECTOR_LEVEL` for `vector_level`.
     pub fn variable(&self) -> String {
-        format!("OP_DBUS_{}", self.key.to_ascii_uppercase())
+        Place::Environment.spell(self.key)
     }
 
     /// `--vector-level` for `vector_level`.
     pub fn flag(&self) -> String {
-        format!("--{}", self.long())
+        Place::Flags.spell(self.key)
     }
 
     /// `vector-level` for `vector_level`.

@@ -249,15 +249,16 @@ impl FromStr for Bus {
             "system" => Ok(Bus::System),
             "session" => Ok(Bus::Session),
             // It would be taken for the address of a socket with that in its name.
-            list if is_list(list) => Err(format!(
-                "`{list}` is a list of D-Bus addresses, of which only one may be named; a `;` within an address is \
-                 written `%3b`"
-            )),
+            _ if is_list(text) => {
+                let message = "it is a list of D-Bus addresses, of which only one may be named; \
+                               a `;` within an address is written `%3b`";
+                Err(message.to_owned())
+            }
             _ => match text.parse::<Address>() {
                 Ok(_) => Ok(Bus::Address(text.to_owned())),
                 Err(error) => Err(format!(
-                    "`{text}` is not a D-Bus address ({error}); write `system`, `session`, or a \
-                     D-Bus address"
+                    "it is not a D-Bus address ({error}); write `system`, `session`, or a D-Bus \
+                     address"
                 )),
             },
         }

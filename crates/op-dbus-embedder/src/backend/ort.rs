@@ -8,6 +8,7 @@ use op_dbus_graph::{
     DenseFiles, Dialect, Family, ModelFiles, Precision as Computed, Recipe, Target,
 };
 use op_dbus_models::Model;
+use op_dbus_models::manifest::halves_by_itself;
 use op_dbus_ort::{Accelerator, Graph, Options, OrtBackend, is_on};
 
 use super::{Precision, Spec, failure, model};
@@ -17,7 +18,7 @@ pub fn load(spec: &Spec) -> Result<Box<dyn Backend>, BackendError> {
     let (computed, mut precision) = precision(spec)?;
     let model = model::get(spec)?;
     let graph = match model::family(&model) {
-        Some(family) if halves_by_itself(&spec.provider, spec.precision) => {
+        Some(family) if spec.precision.is_none() && halves_by_itself(&spec.provider) => {
             let graph;
             (graph, precision) = halves(|computed| compiled(&model, (family, computed), spec))?;
             Graph::Compiled(graph)
@@ -81,9 +82,9 @@ fn halves(
 /// # Errors
 /// What is to compute it can't be used.
 pub fn products(spec: &Spec, side: usize, count: usize) -> Result<Box<dyn Backend>, BackendError> {
-    let (computed, precision) = match halves_by_itself(&spec.provider, spec.precision) {
-        true => (Computed::F16, "f16"),
-        false => precision(spec)?,
+    let (computed, precision) = match spec.precision {
+        None if halves_by_itself(&spec.provider) => (Computed::F16, "f16"),
+        _ => precision(spec)?,
     };
     let graph = op_dbus_graph::products(side, count, computed);
     let graph = graph.map_err(|error| BackendError::Failed(error.to_string()))?;
@@ -91,12 +92,6 @@ pub fn products(spec: &Spec, side: usize, count: usize) -> Result<Box<dyn Backen
     let buckets =
         Buckets { tokens_max: 0, attention_max: 0, rows_max: 0, length_max: 0, packed: false };
     session(spec, (Graph::Compiled(graph), precision), (buckets, side))
-}
-
-/// Whether 16 bits are what the provider is given where nobody says otherwise: those of which we have measured
-/// what becomes of the order of texts.
-pub fn halves_by_itself(provider: &str, precision: Option<Precision>) -> bool {
-    precision.is_none() && provider == "cuda"
 }
 
 /// What the graph is written in, and what is computed in.

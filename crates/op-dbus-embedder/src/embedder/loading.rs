@@ -7,6 +7,7 @@ use op_dbus_engine::{
     BackendError, BackendFactory, BatchLimits, Engine, EngineConfig, Limits, LoadErrorKind,
     ModelShape, Pool, Reference, Tokenizer,
 };
+use op_dbus_models::manifest::halves_by_itself;
 use op_dbus_models::{Error as ModelError, Family, Model, cache};
 
 use super::{Embedder, Served};
@@ -40,7 +41,8 @@ impl Loading<'_> {
             return Err(Error::Backend(BackendError::Lost(message)));
         }
         // A graph of the user's own is computed as it is.
-        if !backend::halves_by_itself(provider, precision) || self.model.family == Family::Onnx {
+        let by_itself = precision.is_none() && halves_by_itself(provider);
+        if !by_itself || self.model.family == Family::Onnx {
             return Err(Error::Provider(message));
         }
         let in_32_bits = self.engine(provider, Some(Precision::F32));
@@ -60,10 +62,7 @@ impl Loading<'_> {
             (CPU, CpuEngine::Ort) => (BatchLimits::padded(tokens_max), None),
             _ => {
                 let cpu = factory(self.reference(&spec));
-                let cosine_min = match spec.precision {
-                    Some(Precision::F16) => Reference::F16_COSINE_MIN,
-                    _ => Reference::F32_COSINE_MIN,
-                };
+                let cosine_min = Reference::cosine_min_of(spec.precision == Some(Precision::F16));
                 let reference =
                     op_dbus_engine::reference(&self.tokenizer, &shape, &cpu, cosine_min)?;
                 (BatchLimits::accelerator(tokens_max), Some(reference))

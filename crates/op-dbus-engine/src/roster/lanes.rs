@@ -67,14 +67,14 @@ impl Roster {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Loaded, Order};
+    use super::super::Order;
+    use super::super::tests::{loaded_on, of_workers, pool};
     use super::*;
-    use crate::backend::{Backend, BackendError, Description};
+    use crate::backend::BackendError;
     use crate::batch::Batch;
     use crate::call::Priority;
-    use crate::config::{BatchLimits, ModelShape, Pool};
+    use crate::config::{BatchLimits, Pool};
     use crate::routing::{BatchCost, Running};
-    use crate::sim::SimBackend;
     use crate::usage::MemoryUse;
 
     /// Tokens of a full batch, and microseconds that the quick device takes for it.
@@ -82,12 +82,6 @@ mod tests {
     const QUICK_US: u64 = 1_000;
     /// How often the slow one takes as long.
     const TIMES: u64 = 5;
-
-    fn on(device: &str) -> (usize, Loaded) {
-        let sim = SimBackend::new(4);
-        let description = Description { device: device.to_owned(), ..sim.description().clone() };
-        (0, Loaded { description, memory: MemoryUse::default() })
-    }
 
     /// One pool with a worker on each of these devices, of which so many microseconds are known for a full batch.
     fn roster(devices: &[(&str, Option<u64>)]) -> Roster {
@@ -97,13 +91,9 @@ mod tests {
         let pool = Pool {
             batch: BatchLimits { tokens_max: FULL, ..BatchLimits::default() },
             costs: devices.iter().filter_map(known).collect(),
-            ..Pool::new(Box::new(|_| Ok(Box::new(SimBackend::new(4)))))
+            ..pool()
         };
-        let (normalized, matryoshka) = (true, Vec::new());
-        let model = ModelShape { dimensions: 4, max_input_tokens: 64, normalized, matryoshka };
-        let mut roster = Roster::new(&[pool], &model);
-        roster.add(devices.iter().map(|(device, _)| on(device)).collect());
-        roster
+        of_workers(&[pool], devices.iter().map(|(device, _)| (0, loaded_on(device))).collect())
     }
 
     /// Of which the first is slow.

@@ -109,14 +109,13 @@ impl Roster {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tests::{loaded, loaded_on, of_workers, pool};
     use super::super::{BUSY_US_MAX, Loaded, Order};
     use super::*;
-    use crate::backend::{Backend, BackendError, Description, Footprint};
+    use crate::backend::{BackendError, Footprint};
     use crate::batch::Batch;
     use crate::call::Priority;
-    use crate::config::{ModelShape, Pool};
     use crate::routing::Running;
-    use crate::sim::SimBackend;
     use crate::usage::{ArenaUse, TransferUse};
 
     const TOKENS: usize = 512;
@@ -125,16 +124,8 @@ mod tests {
 
     /// Two devices, each with a worker that has computed 1,000 tokens.
     fn roster(memory: MemoryUse) -> Roster {
-        let factory = || Pool::new(Box::new(|_| Ok(Box::new(SimBackend::new(4)))));
-        let (normalized, matryoshka) = (true, Vec::new());
-        let model = ModelShape { dimensions: 4, max_input_tokens: 64, normalized, matryoshka };
-        let mut roster = Roster::new(&[factory()], &model);
-        let loaded = |device: &str| {
-            let mut description = SimBackend::new(4).description().clone();
-            device.clone_into(&mut description.device);
-            (0, Loaded { description, memory: MemoryUse::default() })
-        };
-        roster.add(vec![loaded("gpu:0"), loaded("gpu:1")]);
+        let workers = vec![(0, loaded_on("gpu:0")), (0, loaded_on("gpu:1"))];
+        let mut roster = of_workers(&[pool()], workers);
         for worker in &mut roster.workers {
             worker.has_moved(memory, 1_000);
             (worker.status.memory, worker.largest) = (memory, TOKENS);
@@ -191,19 +182,18 @@ mod tests {
     #[test]
     fn bytes_that_no_batch_has_moved_are_not_counted_for_one() {
         let mut roster = roster(MemoryUse::default());
-        let description = SimBackend::new(4).description().clone();
-        let loaded = || Loaded { description: description.clone(), memory: moved(1_000_000) };
+        let fresh = || Loaded { memory: moved(1_000_000), ..loaded(0) };
         let ran = |roster: &mut Roster, bytes| {
             roster.ran(0, &Batch { ids: &[1; 100], lengths: &[100] }, (1, true), moved(bytes));
             assert_eq!(roster.workers[0].takes(TOKENS), Some(51_200));
         };
-        roster.loaded(0, loaded());
+        roster.loaded(0, fresh());
         ran(&mut roster, 1_010_000);
         roster.obeyed(0, Order::Check, (Footprint::default(), moved(2_000_000)));
         ran(&mut roster, 2_010_000);
         // The next backend counts anew.
         roster.lost(0, &BackendError::Lost("on purpose".into()));
-        roster.loaded(0, loaded());
+        roster.loaded(0, fresh());
         ran(&mut roster, 1_010_000);
     }
 
@@ -212,9 +202,7 @@ mod tests {
         let mut roster = roster(moved(100_000));
         roster.pools[0].batch.tokens_measured = true;
         let mut load = |worker: usize, batch_tokens| {
-            let description =
-                Description { batch_tokens, ..SimBackend::new(4).description().clone() };
-            roster.loaded(worker, Loaded { description, memory: MemoryUse::default() });
+            roster.loaded(worker, loaded(batch_tokens));
             roster.planner(worker).unwrap().tokens_max()
         };
         let all = load(0, 1 << 20);
@@ -223,9 +211,7 @@ mod tests {
         // Measured anew without what was beside it.
         assert_eq!([load(0, 128), load(0, 512)], [128, 256]);
         assert_eq!(roster.planner(0).unwrap().did_not_fit(200, 0), Some(100));
-        let description =
-            Description { batch_tokens: 512, ..SimBackend::new(4).description().clone() };
-        roster.loaded(1, Loaded { description, memory: MemoryUse::default() });
+        roster.loaded(1, loaded(512));
         assert_eq!(roster.planner(0).unwrap().tokens_max(), 100, "the device is as full as before");
     }
 

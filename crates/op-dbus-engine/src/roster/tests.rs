@@ -7,22 +7,31 @@ use crate::sim::SimBackend;
 /// Of two workers, and a third in reserve, whose batches have 1,000 tokens at most.
 fn roster() -> Roster {
     let batch = BatchLimits { tokens_max: 1_000, tokens_measured: true, ..BatchLimits::default() };
-    let mut roster = Roster::new(&[config::Pool { reserved: 1, batch, ..pool() }], &model());
-    roster.add(vec![(0, loaded(0)), (0, loaded(0))]);
-    roster
+    let pools = [config::Pool { reserved: 1, batch, ..pool() }];
+    of_workers(&pools, vec![(0, loaded(0)), (0, loaded(0))])
 }
 
-fn pool() -> config::Pool {
+pub(super) fn pool() -> config::Pool {
     config::Pool::new(Box::new(|_| Ok(Box::new(SimBackend::new(4)))))
 }
 
-fn model() -> ModelShape {
+/// Of workers that have loaded, each with the place of its pool.
+pub(super) fn of_workers(pools: &[config::Pool], workers: Vec<(usize, Loaded)>) -> Roster {
     let (normalized, matryoshka) = (true, Vec::new());
-    ModelShape { dimensions: 4, max_input_tokens: 64, normalized, matryoshka }
+    let model = ModelShape { dimensions: 4, max_input_tokens: 64, normalized, matryoshka };
+    let mut roster = Roster::new(pools, &model);
+    roster.add(workers);
+    roster
 }
 
-fn loaded(batch_tokens: usize) -> Loaded {
+pub(super) fn loaded(batch_tokens: usize) -> Loaded {
     let description = Description { batch_tokens, ..SimBackend::new(4).description().clone() };
+    Loaded { description, memory: MemoryUse::default() }
+}
+
+pub(super) fn loaded_on(device: &str) -> Loaded {
+    let device = device.to_owned();
+    let description = Description { device, ..SimBackend::new(4).description().clone() };
     Loaded { description, memory: MemoryUse::default() }
 }
 
@@ -81,16 +90,14 @@ fn nobody_counts_on_the_speed_of_who_is_given_up() {
 /// The one that is woken may have none.
 #[test]
 fn of_two_pools_whose_costs_are_unknown_all_are_woken() {
-    let mut roster = Roster::new(&[pool(), pool()], &model());
-    roster.add(vec![(0, loaded(0)), (1, loaded(0))]);
+    let roster = of_workers(&[pool(), pool()], vec![(0, loaded(0)), (1, loaded(0))]);
     assert!(roster.is_choosy(100));
 }
 
 #[test]
 fn nobody_stands_in_for_who_is_given_up_and_computes() {
     let pools = [config::Pool { losses_max: Some(2), ..pool() }, pool()];
-    let mut roster = Roster::new(&pools, &model());
-    roster.add(vec![(0, loaded(0)), (1, loaded(0))]);
+    let mut roster = of_workers(&pools, vec![(0, loaded(0)), (1, loaded(0))]);
     let error = BackendError::Lost("on purpose".into());
     (0..2).for_each(|_| roster.lost_batch(0, None, &error));
     assert!(roster.is_hopeless() && roster.stand_in().is_none());
@@ -100,8 +107,7 @@ fn nobody_stands_in_for_who_is_given_up_and_computes() {
 
 #[test]
 fn who_was_given_up_is_not_back_by_an_unload() {
-    let mut roster = Roster::new(&[pool(), pool()], &model());
-    roster.add(vec![(0, loaded(0)), (1, loaded(0))]);
+    let mut roster = of_workers(&[pool(), pool()], vec![(0, loaded(0)), (1, loaded(0))]);
     give_up(&mut roster, 0);
     for _ in 0..2 {
         (0..2).for_each(|worker| roster.unloaded(worker));

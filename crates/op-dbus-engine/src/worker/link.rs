@@ -250,8 +250,8 @@ impl Link {
     }
 }
 
-/// What is wrong with a name that a worker tells. It stands on lines of the log and of what the service manager is
-/// told, which would be two.
+/// What is wrong with a name that a worker tells. It is told over D-Bus, where U+0000 would end the connection, and
+/// stands on lines of the log and of what the service manager is told, which would be two.
 fn check_name(name: &str) -> Result<(), String> {
     let bytes = name.len();
     if bytes > NAME_BYTES_MAX {

@@ -108,9 +108,7 @@ impl Failure {
 }
 
 fn bounded(text: &str) -> String {
-    // It may quote what a file has.
-    let told = |char| if char == '\0' { char::REPLACEMENT_CHARACTER } else { char };
-    text.chars().take(TEXT_CHARS_MAX).map(told).collect()
+    text.chars().take(TEXT_CHARS_MAX).collect()
 }
 
 /// Why a message could not be had.
@@ -127,9 +125,6 @@ pub(super) enum ReceiveError {
     TooLong(usize),
     #[error("it sent a message that can't be read")]
     Garbage(#[source] serde_json::Error),
-    /// What it says is told over D-Bus, where it would end the connection.
-    #[error("it sent a message with the character U+0000 in it")]
-    Nul,
     #[error("its socket failed")]
     Socket(#[source] Errno),
 }
@@ -183,21 +178,9 @@ pub(super) fn parse<M: DeserializeOwned>(buffer: &[u8], length: usize) -> Result
     match buffer.get(..length) {
         // The end of the stream; an empty message, which looks the same, is none of ours.
         Some([]) => Err(ReceiveError::Closed),
-        Some(message) if has_nul(message) => Err(ReceiveError::Nul),
         Some(message) => serde_json::from_slice(message).map_err(ReceiveError::Garbage),
         None => Err(ReceiveError::TooLong(length)),
     }
-}
-
-/// Whether a string of a JSON text has the character U+0000, which can only be written as an escape.
-fn has_nul(json: &[u8]) -> bool {
-    let mut escaped = false;
-    json.iter().enumerate().any(|(at, byte)| {
-        let begins = !escaped && *byte == b'\\';
-        let nul = escaped && json[at..].starts_with(b"u0000");
-        escaped = begins;
-        nul
-    })
 }
 
 fn wait_readable(socket: &impl AsFd, timeout: Duration) -> Result<(), ReceiveError> {
@@ -239,20 +222,5 @@ mod tests {
         let length = write(&answer, &mut buffer).unwrap();
         assert_eq!(parse::<Answer>(&buffer, length).unwrap(), answer);
         assert!(write(&"x".repeat(MESSAGE_BYTES_MAX), &mut buffer).is_err());
-    }
-
-    #[test]
-    fn no_nul_is_sent_or_received() {
-        let mut buffer = [0; MESSAGE_BYTES_MAX];
-        let mut sent = |answer: &Answer| {
-            let length = write(answer, &mut buffer).unwrap();
-            parse::<Answer>(&buffer, length)
-        };
-        let answer = Answer::failed(1, BackendError::Failed("no tensor a\0b, \\u0000".into()));
-        let Ok(Answer::Failed { message, .. }) = sent(&answer) else { panic!("not received") };
-        assert_eq!(message, "no tensor a\u{fffd}b, \\u0000");
-        let (failure, message) = (Failure::Failed, "\\\0".to_owned());
-        let answer = Answer::Failed { number: 1, failure, message };
-        assert!(matches!(sent(&answer), Err(ReceiveError::Nul)));
     }
 }

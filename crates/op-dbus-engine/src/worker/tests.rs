@@ -191,14 +191,6 @@ fn garbage_is_a_lost_worker() {
     lost_because(&error, "can't be read");
 }
 
-#[test]
-fn what_d_bus_cannot_carry_is_a_lost_worker() {
-    let device = Some("cpu\0".to_owned());
-    let answer = Answer::Done { number: 1, device, memory: MemoryUse::default() };
-    let error = run_with(PATIENT, move |socket| send_message(socket, &answer).unwrap());
-    lost_because(&error, "U+0000");
-}
-
 fn done_on(number: u64, device: &str) -> Answer {
     Answer::Done { number, device: Some(device.to_owned()), memory: MemoryUse::default() }
 }

@@ -7,20 +7,18 @@ use std::time::{Duration, Instant};
 use op_dbus_engine::sim::Faults;
 use op_dbus_engine::{
     BackendFactory, BatchLimits, Cache, Call, Engine, EngineConfig, Error, Excess, Inputs, Limits,
-    Pool, RowSink, Tokenizer, Truncate,
+    Pool, RowSink, Truncate,
 };
 
 use crate::around::around;
-use crate::support::{INPUT_MAX, call, config, expected, model, pools, sim};
+use crate::support::{call, config, configured, expected, pools, reference, sim};
 
 const ROOM: u64 = 1 << 20;
 
 fn caching(limits: Limits) -> (Engine, Arc<Cache>) {
     let cache = Arc::new(Cache::new(ROOM));
     let config = EngineConfig { cache: cache.clone(), ..config(limits) };
-    let pools = pools(Box::new(|_| sim(Faults::default())), 2);
-    let engine = Engine::start(Tokenizer::bytes(INPUT_MAX), model(), pools, config).unwrap();
-    (engine, cache)
+    (configured(pools(Box::new(|_| sim(Faults::default())), 2), config), cache)
 }
 
 #[tokio::test]
@@ -94,9 +92,8 @@ async fn another_user_computes_anew() {
     assert_eq!((other.cached, other.tokens), (0, 8));
     assert_eq!(cache.kept().vectors, 2);
     // Nor does another engine of the same cache find it.
-    let pools = pools(Box::new(|_| sim(Faults::default())), 1);
     let config = EngineConfig { cache: cache.clone(), ..config(Limits::default()) };
-    let second = Engine::start(Tokenizer::bytes(INPUT_MAX), model(), pools, config).unwrap();
+    let second = configured(pools(Box::new(|_| sim(Faults::default())), 1), config);
     assert_eq!(second.embed(call(1, &["secret"])).await.unwrap().cached, 0);
     assert_eq!(cache.kept().vectors, 3);
     drop(second);
@@ -178,9 +175,6 @@ async fn what_is_unloaded_or_off_keeps_nothing() {
 /// Since when it computes others nobody knows.
 #[tokio::test]
 async fn what_a_worker_made_is_forgotten_once_its_vectors_are_wrong() {
-    let healthy: BackendFactory = Box::new(|_| sim(Faults::default()));
-    let tokenizer = || Tokenizer::bytes(INPUT_MAX);
-    let known = op_dbus_engine::reference(&tokenizer(), &model(), &healthy, 0.9999).unwrap();
     let strays = Arc::new(AtomicBool::new(false));
     let is_straying = Arc::clone(&strays);
     let factory: BackendFactory = Box::new(move |_| {
@@ -193,10 +187,10 @@ async fn what_a_worker_made_is_forgotten_once_its_vectors_are_wrong() {
             Ok(())
         }))
     });
-    let pool = Pool { reference: Some(known), ..Pool::new(factory) };
+    let pool = Pool { reference: Some(reference()), ..Pool::new(factory) };
     let cache = Arc::new(Cache::new(ROOM));
     let config = EngineConfig { cache: cache.clone(), ..config(Limits::default()) };
-    let engine = Engine::start(tokenizer(), model(), vec![pool], config).unwrap();
+    let engine = configured(vec![pool], config);
     strays.store(true, Ordering::Relaxed);
     assert_ne!(engine.embed(call(1, &["a"])).await.unwrap().vectors, expected("a"));
     assert_eq!(cache.kept().vectors, 1);
@@ -230,7 +224,7 @@ async fn what_is_kept_as_a_whole_is_in_time_whatever_is_queued() {
     let batch = BatchLimits { tokens_max: 40, ..BatchLimits::default() };
     let pool = Pool { batch, ..Pool::new(factory) };
     let config = EngineConfig { cache: Arc::new(Cache::new(ROOM)), ..config(Limits::default()) };
-    let engine = Engine::start(Tokenizer::bytes(INPUT_MAX), model(), vec![pool], config).unwrap();
+    let engine = configured(vec![pool], config);
     let texts =
         |from: usize| (from..from + 10).map(|n| format!("text no {n:02}")).collect::<Vec<_>>();
     let begin = |texts: Vec<String>| {

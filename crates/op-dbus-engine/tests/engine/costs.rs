@@ -3,8 +3,8 @@
 
 use op_dbus_engine::sim::SimBackend;
 use op_dbus_engine::{
-    Backend, BackendError, BackendFactory, Batch, Description, Engine, Limits, LoadErrorKind, Pool,
-    Reference, Tokenizer,
+    Backend, BackendError, BackendFactory, Batch, Description, Engine, LoadErrorKind, Pool,
+    Reference,
 };
 
 use crate::support::*;
@@ -39,14 +39,10 @@ fn pool(happens: Happens) -> Pool {
     }))
 }
 
-fn started(pools: Vec<Pool>) -> Result<Engine, BackendError> {
-    Engine::start(Tokenizer::bytes(INPUT_MAX), model(), pools, config(Limits::default()))
-}
-
 /// Beside a CPU, so that there is a choice, and the device's second batch is the first that is measured.
 fn beside_a_cpu(device: Pool) -> Result<Engine, BackendError> {
     let cpu: BackendFactory = Box::new(|_| Ok(Box::new(SimBackend::of("cpu", DIMENSIONS))));
-    started(vec![device, Pool::new(cpu)])
+    try_of_pools(vec![device, Pool::new(cpu)])
 }
 
 fn failed() -> Result<(), BackendError> {
@@ -70,10 +66,7 @@ fn a_device_that_fails_what_is_measured_and_goes_on_serves_without_known_costs()
 /// As a driver may in whose context that batch has broken something.
 #[test]
 fn a_device_that_fails_what_is_measured_and_lies_from_then_on_does_not_serve() {
-    let healthy: BackendFactory = Box::new(|_| Ok(Box::new(SimBackend::new(DIMENSIONS))));
-    let tokenizer = Tokenizer::bytes(INPUT_MAX);
-    let known = op_dbus_engine::reference(&tokenizer, &model(), &healthy, 0.9999).unwrap();
-    let reference = Some(Reference::new(known.vector, 0.9999));
+    let reference = Some(Reference::new(reference().vector, 0.9999));
     let device = pool(|batch, _, vector| {
         match batch {
             1 => {}
@@ -96,7 +89,7 @@ fn what_is_measured_while_another_device_takes_over_is_known_of_neither() {
 /// A failover takes longer than any batch.
 #[tokio::test]
 async fn what_a_batch_takes_that_ends_on_another_device_is_learned_of_neither() {
-    let engine = started(vec![pool(moves)]).unwrap();
+    let engine = of_pools(vec![pool(moves)]);
     engine.embed(call(1, &["a"])).await.unwrap();
     assert!(engine.costs(16).is_empty());
     engine.embed(call(1, &["b"])).await.unwrap();

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use op_dbus_engine::sim::Faults;
 use op_dbus_engine::{
-    Backend, BackendError, BackendFactory, BatchLimits, Engine, Error, Limits, Pool, Tokenizer,
+    Backend, BackendError, BackendFactory, BatchLimits, Engine, Error, Limits, Pool,
 };
 
 use crate::around::around;
@@ -17,9 +17,7 @@ fn dies_on_batch(n: u64) -> Faults {
 /// One worker, in whose place another pool could come. The proof is the first batch of each backend.
 fn replaceable(factory: BackendFactory) -> Engine {
     let batch = BatchLimits { tokens_max: 512, ..BatchLimits::default() };
-    let pool = Pool { losses_max: Some(2), batch, ..Pool::new(factory) };
-    let config = config(Limits::default());
-    Engine::start(Tokenizer::bytes(INPUT_MAX), model(), vec![pool], config).unwrap()
+    of_pools(vec![Pool { losses_max: Some(2), batch, ..Pool::new(factory) }])
 }
 
 /// Embeds one text after the other until one fails, or all are there.
@@ -134,9 +132,7 @@ async fn a_text_without_numbers_costs_one_worker_and_gives_the_pool_up() {
 async fn a_text_that_two_of_three_workers_lose_fails_alone() {
     let faults = Faults { die_on_token: Some(i32::from(b'!')), ..Faults::default() };
     let factory: BackendFactory = Box::new(move |_| sim(faults.clone()));
-    let pool = Pool { losses_max: Some(2), workers: 3, ..Pool::new(factory) };
-    let config = config(Limits::default());
-    let engine = Engine::start(Tokenizer::bytes(INPUT_MAX), model(), vec![pool], config).unwrap();
+    let engine = of_pools(vec![Pool { losses_max: Some(2), workers: 3, ..Pool::new(factory) }]);
     let error = engine.embed(call(1, &["!"])).await.unwrap_err();
     assert!(matches!(error, Error::WorkerFailed(BackendError::Lost(_))), "{error:?}");
     assert!(!engine.is_failing());
@@ -150,8 +146,7 @@ async fn a_text_that_two_pools_lose_gives_neither_up() {
         let faults = Faults { die_on_token: Some(i32::from(b'!')), ..Faults::default() };
         Pool { losses_max, ..Pool::new(Box::new(move |_| sim(faults.clone()))) }
     };
-    let (pools, config) = (vec![pool(Some(2)), pool(None)], config(Limits::default()));
-    let engine = Engine::start(Tokenizer::bytes(INPUT_MAX), model(), pools, config).unwrap();
+    let engine = of_pools(vec![pool(Some(2)), pool(None)]);
     let error = engine.embed(call(1, &["!"])).await.unwrap_err();
     assert!(matches!(error, Error::WorkerFailed(_)), "{error:?}");
     while engine.stats().worker_restarts < 2 {

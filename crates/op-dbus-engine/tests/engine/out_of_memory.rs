@@ -4,7 +4,7 @@ use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 
 use op_dbus_engine::sim::Faults;
-use op_dbus_engine::{BackendError, Engine, Error, Limits, Pool, Tokenizer};
+use op_dbus_engine::{BackendError, Error, Limits, Pool};
 
 use crate::around::around;
 use crate::support::*;
@@ -76,9 +76,7 @@ async fn a_text_that_fits_nowhere_fails_alone() {
             }
         }))
     };
-    let config = config(Limits::default());
-    let pools = vec![Pool::new(Box::new(made))];
-    let engine = Engine::start(Tokenizer::bytes(INPUT_MAX), model(), pools, config).unwrap();
+    let engine = of_pools(vec![Pool::new(Box::new(made))]);
     let texts: Vec<_> = "abcdefghijklmnopqrstuvwxy".split_inclusive(|_| true).collect();
     let wanted: Vec<_> = texts.iter().flat_map(|text| expected(text)).collect();
     let with_large = [&texts[..], &["~"]].concat();
@@ -104,8 +102,7 @@ async fn a_worker_without_memory_on_its_device_is_replaced_and_gets_smaller_batc
         losses_max: Some(2),
         ..Pool::new(Box::new(move |_| sim(faults.clone())))
     };
-    let config = config(Limits::default());
-    let engine = Engine::start(Tokenizer::bytes(INPUT_MAX), model(), vec![pool], config).unwrap();
+    let engine = of_pools(vec![pool]);
     let texts: Vec<_> = "abcdefghijklmnopqrstuvwxyz".split_inclusive(|_| true).collect();
     let wanted: Vec<_> = texts.iter().flat_map(|text| expected(text)).collect();
     assert_eq!(engine.embed(call(1, &texts)).await.unwrap().vectors, wanted);
@@ -130,8 +127,7 @@ async fn a_device_that_has_no_memory_for_texts_is_given_up() {
         }))
     };
     let pool = Pool { holds_device: true, losses_max: Some(2), ..Pool::new(Box::new(made)) };
-    let config = config(Limits::default());
-    let engine = Engine::start(Tokenizer::bytes(INPUT_MAX), model(), vec![pool], config).unwrap();
+    let engine = of_pools(vec![pool]);
     let error = engine.embed(call(1, &["a"])).await.unwrap_err();
     assert!(matches!(error, Error::OutOfMemory(_)), "{error:?}");
     assert!(engine.is_failing());

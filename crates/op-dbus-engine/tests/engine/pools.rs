@@ -9,7 +9,7 @@ use std::time::Duration;
 use op_dbus_engine::sim::{Faults, Faulty, SimBackend};
 use op_dbus_engine::{
     Backend, BackendError, BackendFactory, Batch, BatchCost, BatchLimits, Buckets, Call,
-    Description, Engine, EngineConfig, Limits, Pool, Priority, Tokenizer, WorkerState,
+    Description, Engine, EngineConfig, Limits, Pool, Priority, WorkerState,
 };
 
 use crate::around::around;
@@ -47,10 +47,6 @@ fn slow_cpu() -> Pool {
     known(10_000_000, &["cpu:0"], pool("cpu", 0))
 }
 
-fn mixed(pools: Vec<Pool>) -> Engine {
-    Engine::start(Tokenizer::bytes(INPUT_MAX), model(), pools, config(Limits::default())).unwrap()
-}
-
 fn batches(engine: &Engine) -> Vec<u64> {
     engine.descriptions().iter().map(|worker| worker.batches).collect()
 }
@@ -58,7 +54,7 @@ fn batches(engine: &Engine) -> Vec<u64> {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_batch_goes_to_the_pool_that_has_it_done_first() {
     let slow = pool("slow", 100_000_000);
-    let engine = mixed(vec![slow, pool("fast", 0)]);
+    let engine = of_pools(vec![slow, pool("fast", 0)]);
     for _ in 0..20 {
         let reply = engine.embed(call(1, &["a", "b"])).await.unwrap();
         assert_eq!((reply.provider.as_str(), reply.device.as_str()), ("fast", "fast:0"));
@@ -79,7 +75,7 @@ fn unlike() -> Pool {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn of_two_devices_of_a_pool_the_fast_one_gets_what_it_has_done_first() {
-    let engine = mixed(vec![known(1_000, &["fast:0"], unlike())]);
+    let engine = of_pools(vec![known(1_000, &["fast:0"], unlike())]);
     for _ in 0..20 {
         let reply = engine.embed(call(1, &["a", "b"])).await.unwrap();
         assert_eq!(reply.device, "fast:0");
@@ -95,11 +91,11 @@ async fn of_two_devices_of_a_pool_the_fast_one_gets_what_it_has_done_first() {
 #[tokio::test]
 async fn what_an_engine_knows_of_each_device_another_begins_with() {
     let one = known(1_000, &["fast:0"], unlike());
-    let costs = mixed(vec![one]).known_costs().remove(0);
+    let costs = of_pools(vec![one]).known_costs().remove(0);
     let [fast, slow] = ["fast:0", "slow:0"].map(|device| costs[device].clone());
     assert!(fast.iter().all(|cost| cost.us == 1_000), "{fast:?}");
     assert!(slow != fast && !slow.is_empty(), "that was measured: {slow:?}");
-    let again = mixed(vec![Pool { costs: costs.clone(), ..unlike() }]);
+    let again = of_pools(vec![Pool { costs: costs.clone(), ..unlike() }]);
     assert_eq!(again.known_costs(), [costs]);
 }
 
@@ -109,8 +105,7 @@ async fn a_pool_that_leaves_all_to_another_is_measured_anew() {
     let device = known(10_000_000, &["device:0"], pool("device", 0));
     let cpu = known(50_000, &["cpu:0"], pool("cpu", 1_000_000));
     let config = EngineConfig { idle_check: Duration::from_millis(2), ..config(Limits::default()) };
-    let engine =
-        Engine::start(Tokenizer::bytes(INPUT_MAX), model(), vec![device, cpu], config).unwrap();
+    let engine = configured(vec![device, cpu], config);
     let provider = async || engine.embed(call(1, &["a"])).await.unwrap().provider;
     assert_eq!(provider().await, "cpu");
     let comes_back = async { while provider().await != "device" {} };
@@ -128,8 +123,7 @@ async fn a_device_that_leaves_full_batches_alone_is_measured_anew() {
     let cpu = of("cpu:0", [50_000; 2], pool("cpu", 1_000_000));
     let idle_check = Duration::from_millis(50);
     let config = EngineConfig { idle_check, ..config(Limits::default()) };
-    let engine =
-        Engine::start(Tokenizer::bytes(INPUT_MAX), model(), vec![device, cpu], config).unwrap();
+    let engine = configured(vec![device, cpu], config);
     let embed = async |text: String, texts, priority| {
         let inputs = vec![text; texts].into();
         let call = Call { inputs, priority: Some(priority), ..Call::default() };
@@ -184,7 +178,7 @@ async fn what_is_measured_at_the_start_is_no_larger_than_what_callers_send() {
             Ok(Box::new(Told { sim, description, largest: Arc::clone(&seen) }))
         }));
         let device = Pool { batch: BatchLimits::accelerator(None), ..device };
-        let engine = mixed(vec![device, pool("cpu", 0)]);
+        let engine = of_pools(vec![device, pool("cpu", 0)]);
         assert!(!engine.known_costs()[0]["sim:0"].is_empty(), "nothing was measured");
         let largest = largest.load(Ordering::Relaxed);
         assert!(largest <= tokens_max, "{largest} tokens in a batch");
@@ -209,7 +203,7 @@ async fn two_pools_share_the_work_and_the_reply_names_both() {
             }))
         }))
     });
-    let engine = mixed(pools.into());
+    let engine = of_pools(pools.into());
     let texts: Vec<String> = (0..2000).map(|n| format!("{n}!")).collect();
     let reply =
         engine.embed(Call { inputs: texts.clone().into(), ..Call::default() }).await.unwrap();
@@ -232,7 +226,7 @@ async fn calls_outlive_the_pool_that_was_asked_for() {
         }
         named("device", 0, Faults { die_on_token: Some(33), ..Faults::default() })
     });
-    let engine = mixed(vec![quick(device), slow_cpu()]);
+    let engine = of_pools(vec![quick(device), slow_cpu()]);
     assert_eq!(engine.embed(call(1, &["a"])).await.unwrap().provider, "device");
     broken.store(true, Ordering::Relaxed);
     // "!" kills the device and not the CPU.
@@ -261,7 +255,7 @@ async fn calls_outlive_the_pool_that_was_asked_for() {
 async fn a_failed_batch_is_tried_again_on_another_device() {
     let faults = Faults { die_on_token: Some(33), ..Faults::default() };
     let device = quick(Box::new(move |_| named("device", 0, faults.clone())));
-    let engine = mixed(vec![device, slow_cpu()]);
+    let engine = of_pools(vec![device, slow_cpu()]);
     for n in 1..=20 {
         // "!" kills the device.
         let reply = engine.embed(call(1, &["!"])).await.unwrap();
@@ -280,7 +274,7 @@ async fn a_failed_batch_is_tried_again_on_another_device() {
 async fn what_does_not_fit_a_device_is_computed_by_another() {
     let faults = Faults { oom_above_rows: Some(1), ..Faults::default() };
     let device = quick(Box::new(move |_| named("device", 0, faults.clone())));
-    let engine = mixed(vec![device, slow_cpu()]);
+    let engine = of_pools(vec![device, slow_cpu()]);
     let texts: Vec<_> = "abcdefghijklmnopqrstuvwxyz".split_inclusive(|_| true).collect();
     let reply = engine.embed(call(1, &texts)).await.unwrap();
     assert_eq!(reply.vectors, texts.iter().flat_map(|text| expected(text)).collect::<Vec<_>>());
@@ -297,7 +291,7 @@ async fn a_failed_batch_is_tried_again_by_another_kind_of_device() {
     }));
     fleet.workers = 2;
     let fleet = known(1_000, &["here:0", "there:0"], fleet);
-    let engine = mixed(vec![fleet, slow_cpu()]);
+    let engine = of_pools(vec![fleet, slow_cpu()]);
     for _ in 0..20 {
         let reply = engine.embed(call(1, &["!"])).await.unwrap();
         assert_eq!((reply.provider.as_str(), reply.vectors), ("cpu", expected("!")));
@@ -309,7 +303,7 @@ async fn a_failed_batch_is_tried_again_by_another_worker_of_the_device() {
     let faults = |worker| Faults { die_on_token: (worker == 0).then_some(33), ..Faults::default() };
     let mut device = Pool::new(Box::new(move |worker| named("device", 0, faults(worker))));
     device.workers = 2;
-    let engine = mixed(vec![device]);
+    let engine = of_pools(vec![device]);
     for _ in 0..20 {
         let reply = engine.embed(call(1, &["!"])).await.unwrap();
         assert_eq!(reply.vectors, expected("!"));
@@ -328,7 +322,7 @@ async fn a_device_that_loses_batches_in_a_row_has_to_compute_larger_ones_first()
         named(["bad", "good"][worker], 0, faults)
     }));
     pool.workers = 2;
-    let engine = mixed(vec![pool]);
+    let engine = of_pools(vec![pool]);
     let calls = async || {
         let one = async |text| {
             assert_eq!(engine.embed(call(1, &[text])).await.unwrap().vectors, expected(text));

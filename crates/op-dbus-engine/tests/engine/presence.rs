@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 use op_dbus_engine::sim::{Faults, SimBackend};
 use op_dbus_engine::{
     Absence, Backend, BackendError, BackendFactory, Batch, Description, Engine, Error, Footprint,
-    Limits, LoadErrorKind, Pool, Presence, Tokenizer, WorkerState,
+    Limits, LoadErrorKind, Pool, Presence, WorkerState,
 };
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-use super::support::{DIMENSIONS, Gate, INPUT_MAX, call, config, expected, model, pools, sim};
+use super::support::{DIMENSIONS, Gate, call, expected, held, of_pools, pools, sim};
 
 /// Backends that are counted, and can be told not to load.
 #[derive(Clone, Default)]
@@ -39,9 +39,7 @@ impl Backends {
 
     /// An engine with two workers, which may hold a device.
     fn engine(&self, holds_device: bool) -> Engine {
-        let pool = Pool { workers: 2, holds_device, ..Pool::new(self.factory()) };
-        let (tokenizer, config) = (Tokenizer::bytes(INPUT_MAX), config(Limits::default()));
-        Engine::start(tokenizer, model(), vec![pool], config).unwrap()
+        of_pools(vec![Pool { workers: 2, holds_device, ..Pool::new(self.factory()) }])
     }
 }
 
@@ -86,21 +84,15 @@ async fn an_unloaded_engine_that_ends_is_not_loaded_by_that() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_canary_does_not_wait_for_a_backend_in_place_of_a_lost_one() {
-    let (hold, held) = mpsc::channel::<()>();
-    let (held, made) = (Mutex::new(held), AtomicUsize::new(0));
-    let (loads, mut loading) = unbounded_channel();
+    let ((wait, mut loading, hold), made) = (held(), AtomicUsize::new(0));
     let factory: BackendFactory = Box::new(move |_| {
         if made.fetch_add(1, Ordering::SeqCst) == 0 {
             return sim(Faults { die_on_batch: Some(2), ..Faults::default() });
         }
-        let _ = loads.send(());
-        // Until the other end is gone.
-        let _ = held.lock().unwrap().recv();
+        wait();
         sim(Faults::default())
     });
-    let pool = Pool { workers: 1, ..Pool::new(factory) };
-    let config = config(Limits::default());
-    let engine = Engine::start(Tokenizer::bytes(INPUT_MAX), model(), vec![pool], config).unwrap();
+    let engine = of_pools(pools(factory, 1));
     let lost = tokio::spawn({
         let engine = engine.clone();
         async move { engine.embed(call(1, &["text"])).await }
@@ -115,25 +107,19 @@ async fn a_canary_does_not_wait_for_a_backend_in_place_of_a_lost_one() {
 #[tokio::test(flavor = "multi_thread")]
 async fn workers_that_could_not_be_had_are_not_there_by_an_unload() {
     for (failures, before) in [(0, Presence::Loading), (3, Presence::Lost)] {
-        let (hold, held) = mpsc::channel::<()>();
-        let (held, made) = (Mutex::new(held), AtomicUsize::new(0));
-        let (loads, mut loading) = unbounded_channel();
+        let ((wait, mut loading, hold), made) = (held(), AtomicUsize::new(0));
         let factory: BackendFactory = Box::new(move |_| {
             let number = made.fetch_add(1, Ordering::SeqCst);
             if number == 0 {
                 return sim(Faults::default());
             }
             if number > failures {
-                let _ = loads.send(());
-                // Until the other end is gone.
-                let _ = held.lock().unwrap().recv();
+                wait();
             }
             let message = "broken on purpose".to_owned();
             Err(BackendError::Load { kind: LoadErrorKind::Other, message })
         });
-        let pool = Pool { workers: 1, ..Pool::new(factory) };
-        let (tokenizer, config) = (Tokenizer::bytes(INPUT_MAX), config(Limits::default()));
-        let engine = Engine::start(tokenizer, model(), vec![pool], config).unwrap();
+        let engine = of_pools(pools(factory, 1));
         engine.unload().await;
         let load = tokio::spawn({
             let engine = engine.clone();
@@ -152,20 +138,15 @@ async fn workers_that_could_not_be_had_are_not_there_by_an_unload() {
 /// Nobody has to wait for it, be it on its way or given up.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_engine_is_there_with_one_of_its_workers() {
-    let (hold, held) = mpsc::channel::<()>();
-    let (held, made) = (Mutex::new(held), AtomicUsize::new(0));
-    let (loads, mut loading) = unbounded_channel();
+    let ((wait, mut loading, hold), made) = (held(), AtomicUsize::new(0));
     let factory: BackendFactory = Box::new(move |number| {
         if number == 0 || made.fetch_add(1, Ordering::SeqCst) == 0 {
             return sim(Faults::default());
         }
-        let _ = loads.send(());
-        // Until the other end is gone.
-        let _ = held.lock().unwrap().recv();
+        wait();
         Err(BackendError::Lost("broken on purpose".to_owned()))
     });
-    let (tokenizer, config) = (Tokenizer::bytes(INPUT_MAX), config(Limits::default()));
-    let engine = Engine::start(tokenizer, model(), pools(factory, 2), config).unwrap();
+    let engine = of_pools(pools(factory, 2));
     engine.unload().await;
     let all = tokio::spawn({
         let engine = engine.clone();
@@ -311,8 +292,7 @@ async fn the_cpu_beside_a_device_answers_while_that_is_let_go() {
         let factory: BackendFactory = Box::new(|_| sim(Faults::default()));
         Pool { holds_device, ..Pool::new(factory) }
     };
-    let (pools, config) = (vec![pool(true), pool(false)], config(Limits::default()));
-    let engine = Engine::start(Tokenizer::bytes(INPUT_MAX), model(), pools, config).unwrap();
+    let engine = of_pools(vec![pool(true), pool(false)]);
     engine.sleep().await;
     assert_eq!(engine.descriptions()[0].state, WorkerState::Unloaded);
     assert_eq!(engine.presence(), Presence::Loaded);
@@ -366,8 +346,7 @@ fn trimmed() -> (Engine, UnboundedReceiver<()>, mpsc::Sender<()>) {
         let (sim, asked, go) = (SimBackend::new(DIMENSIONS), asked.clone(), Arc::clone(&wait));
         Ok(Box::new(Trimmed { sim, asked, go }))
     });
-    let (tokenizer, config) = (Tokenizer::bytes(INPUT_MAX), config(Limits::default()));
-    (Engine::start(tokenizer, model(), pools(factory, 1), config).unwrap(), begun, go)
+    (of_pools(pools(factory, 1)), begun, go)
 }
 
 #[tokio::test(flavor = "multi_thread")]

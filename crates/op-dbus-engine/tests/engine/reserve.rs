@@ -4,9 +4,7 @@ use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 
 use op_dbus_engine::sim::Faults;
-use op_dbus_engine::{
-    BackendError, BackendFactory, Call, Engine, Limits, Pool, Priority, Tokenizer, WorkerState,
-};
+use op_dbus_engine::{BackendError, BackendFactory, Call, Pool, Priority, WorkerState};
 
 use crate::around::around;
 use crate::support::*;
@@ -123,9 +121,7 @@ async fn a_reserve_computes_while_the_worker_that_it_stands_beside_is_replaced()
         0 => (ordinary.lock().unwrap())(),
         _ => sim(Faults::default()),
     });
-    let pool = Pool { reserved: 1, ..Pool::new(factory) };
-    let config = config(Limits::default());
-    let engine = Engine::start(Tokenizer::bytes(INPUT_MAX), model(), vec![pool], config).unwrap();
+    let engine = of_pools(vec![Pool { reserved: 1, ..Pool::new(factory) }]);
     let first = tokio::spawn({
         let engine = engine.clone();
         async move { engine.embed(bulk("~")).await.unwrap().vectors }

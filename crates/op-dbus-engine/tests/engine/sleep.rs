@@ -1,16 +1,13 @@
 //! What is told of workers that could not be had when the machine goes to sleep.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, mpsc};
 
 use op_dbus_engine::sim::Faults;
 use op_dbus_engine::{
-    Absence, BackendError, BackendFactory, Engine, Limits, LoadErrorKind, Pool, Presence,
-    Tokenizer, WorkerState,
+    Absence, BackendError, BackendFactory, LoadErrorKind, Pool, Presence, WorkerState,
 };
-use tokio::sync::mpsc::unbounded_channel;
 
-use super::support::{INPUT_MAX, config, model, sim};
+use super::support::{held, of_pools, sim};
 
 /// Of several, one lets go at once, and another only when its try to load has ended.
 #[tokio::test(flavor = "multi_thread")]
@@ -18,25 +15,19 @@ async fn workers_that_could_not_be_had_are_not_there_by_a_sleep() {
     for (workers, failures, before) in
         [(1, 0, Presence::Loading), (1, 3, Presence::Lost), (2, 3, Presence::Lost)]
     {
-        let (hold, held) = mpsc::channel::<()>();
-        let (held, made) = (Mutex::new(held), [const { AtomicUsize::new(0) }; 2]);
-        let (loads, mut loading) = unbounded_channel();
+        let ((wait, mut loading, hold), made) = (held(), [const { AtomicUsize::new(0) }; 2]);
         let factory: BackendFactory = Box::new(move |worker| {
             let number = made[worker].fetch_add(1, Ordering::SeqCst);
             if number == 0 {
                 return sim(Faults::default());
             }
             if worker + 1 == workers && number > failures {
-                let _ = loads.send(());
-                // Until the other end is gone.
-                let _ = held.lock().unwrap().recv();
+                wait();
             }
             let message = "broken on purpose".to_owned();
             Err(BackendError::Load { kind: LoadErrorKind::Other, message })
         });
-        let pool = Pool { workers, holds_device: true, ..Pool::new(factory) };
-        let (tokenizer, config) = (Tokenizer::bytes(INPUT_MAX), config(Limits::default()));
-        let engine = Engine::start(tokenizer, model(), vec![pool], config).unwrap();
+        let engine = of_pools(vec![Pool { workers, holds_device: true, ..Pool::new(factory) }]);
         engine.unload().await;
         let load = tokio::spawn({
             let engine = engine.clone();

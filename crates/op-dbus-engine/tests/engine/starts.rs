@@ -7,18 +7,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use op_dbus_engine::sim::Faults;
 use op_dbus_engine::{
-    BackendError, BackendFactory, Engine, Limits, LoadErrorKind, Pool, Presence, Tokenizer,
-    WorkerState,
+    BackendError, BackendFactory, LoadErrorKind, Pool, Presence, Tokenizer, WorkerState,
 };
 
 use crate::support::*;
 
 fn broken() -> BackendError {
     BackendError::Load { kind: LoadErrorKind::Other, message: "broken on purpose".into() }
-}
-
-fn started(pools: Vec<Pool>) -> Result<Engine, BackendError> {
-    Engine::start(Tokenizer::bytes(INPUT_MAX), model(), pools, config(Limits::default()))
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -30,7 +25,7 @@ async fn one_of_several_that_does_not_load_is_tried_again_while_others_compute()
         _ => sim(Faults::default()),
     });
     let devices = ["gpu:0", "gpu:1"].map(str::to_owned).to_vec();
-    let engine = started(vec![Pool { workers: 2, devices, ..Pool::new(factory) }]).unwrap();
+    let engine = of_pools(vec![Pool { workers: 2, devices, ..Pool::new(factory) }]);
     let first = engine.descriptions().remove(0);
     let about = (first.state, first.description.device.as_str(), first.description.pid);
     assert_eq!(about, (WorkerState::Restarting, "gpu:0", 0));
@@ -51,9 +46,9 @@ fn a_kind_of_which_no_worker_loads_fails_the_start() {
             Box::new(move |_| if is_broken { Err(broken()) } else { sim(Faults::default()) });
         Pool { workers: 2, ..Pool::new(factory) }
     };
-    started(vec![pool(false), pool(false)]).unwrap();
+    of_pools(vec![pool(false), pool(false)]);
     for broken_first in [true, false] {
-        let error = started(vec![pool(broken_first), pool(!broken_first)]).unwrap_err();
+        let error = try_of_pools(vec![pool(broken_first), pool(!broken_first)]).unwrap_err();
         assert_eq!(error, broken());
     }
 }
@@ -66,11 +61,11 @@ fn a_worker_that_is_not_done_without_fails_the_start() {
         let devices = devices.map(str::to_owned).to_vec();
         Pool { workers: 2, devices, ..Pool::new(Box::new(made)) }
     };
-    started(vec![pool(["gpu:0", "gpu:0"])]).unwrap();
+    of_pools(vec![pool(["gpu:0", "gpu:0"])]);
     let whole = Pool { whole: true, ..pool(["gpu:0", "gpu:0"]) };
-    assert_eq!(started(vec![whole]).unwrap_err(), broken());
+    assert_eq!(try_of_pools(vec![whole]).unwrap_err(), broken());
     // The simulator tells of one device.
-    assert_eq!(started(vec![pool(["gpu:0", "gpu:1"])]).unwrap_err(), broken());
+    assert_eq!(try_of_pools(vec![pool(["gpu:0", "gpu:1"])]).unwrap_err(), broken());
 }
 
 /// In a process of its own, where each thread would have a stack that is larger than all there is.

@@ -6,9 +6,10 @@ use std::sync::{Arc, Mutex};
 use op_dbus_engine::sim::{Faults, Faulty, SimBackend};
 use op_dbus_engine::{
     Backend, BackendError, BackendFactory, Batch, BatchCost, BatchLimits, Buckets, Call,
-    Description, Engine, EngineConfig, Error, Limits, Meanwhile, ModelShape, Pool, Reply,
-    Tokenizer,
+    Description, Engine, EngineConfig, Error, Limits, Meanwhile, ModelShape, Pool, Reference,
+    Reply, Tokenizer,
 };
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::task::JoinHandle;
 
 pub const DIMENSIONS: usize = 8;
@@ -31,6 +32,19 @@ pub fn pools(factory: BackendFactory, workers: usize) -> Vec<Pool> {
     vec![Pool { workers, ..Pool::new(factory) }]
 }
 
+/// An engine of these pools, if it starts.
+pub fn try_of_pools(pools: Vec<Pool>) -> Result<Engine, BackendError> {
+    Engine::start(Tokenizer::bytes(INPUT_MAX), model(), pools, config(Limits::default()))
+}
+
+pub fn of_pools(pools: Vec<Pool>) -> Engine {
+    try_of_pools(pools).unwrap()
+}
+
+pub fn configured(pools: Vec<Pool>, config: EngineConfig) -> Engine {
+    Engine::start(Tokenizer::bytes(INPUT_MAX), model(), pools, config).unwrap()
+}
+
 pub fn start(factory: BackendFactory, limits: Limits, workers: usize) -> Engine {
     batched(factory, limits, BatchLimits::default(), workers)
 }
@@ -41,16 +55,33 @@ pub fn batched(
     batch: BatchLimits,
     workers: usize,
 ) -> Engine {
-    let pool = Pool { workers, batch, ..Pool::new(factory) };
-    Engine::start(Tokenizer::bytes(INPUT_MAX), model(), vec![pool], config(limits)).unwrap()
+    configured(vec![Pool { workers, batch, ..Pool::new(factory) }], config(limits))
 }
 
 pub fn sim(faults: Faults) -> Result<Box<dyn Backend>, BackendError> {
     Ok(Box::new(Faulty::new(Box::new(SimBackend::new(DIMENSIONS)), faults)))
 }
 
+/// What the simulator proves itself by.
+pub fn reference() -> Reference {
+    let factory: BackendFactory = Box::new(|_| sim(Faults::default()));
+    op_dbus_engine::reference(&Tokenizer::bytes(INPUT_MAX), &model(), &factory, 0.9999).unwrap()
+}
+
 pub fn plain() -> Engine {
     start(Box::new(|_| sim(Faults::default())), Limits::default(), 2)
+}
+
+/// What a factory calls to have a load held: it tells of the load, and returns once the sender is dropped.
+pub fn held() -> (impl Fn() + Send + Sync + 'static, UnboundedReceiver<()>, Sender<()>) {
+    let (hold, held) = channel();
+    let held = Mutex::new(held);
+    let (loads, loading) = unbounded_channel();
+    let wait = move || {
+        let _ = loads.send(());
+        let _ = held.lock().unwrap().recv();
+    };
+    (wait, loading, hold)
 }
 
 /// The `n`-th backend that is made shows the `n`-th faults; later ones show none.
@@ -113,8 +144,7 @@ impl Gate {
         let known = |us| ("sim:0".to_owned(), vec![BatchCost { tokens: tokens_max, us }]);
         let costs = cost_us.map(known).into_iter().collect();
         Self::made((Some(buckets), cost_us.is_some()), |factory| {
-            let pool = Pool { batch, costs, ..Pool::new(factory) };
-            Engine::start(Tokenizer::bytes(INPUT_MAX), model(), vec![pool], config(limits)).unwrap()
+            configured(vec![Pool { batch, costs, ..Pool::new(factory) }], config(limits))
         })
     }
 
@@ -123,9 +153,7 @@ impl Gate {
         Self::made((None, false), |gated| {
             let factory: BackendFactory =
                 Box::new(move |number| if number == 0 { gated(number) } else { reserve() });
-            let pool = Pool { reserved: 1, ..Pool::new(factory) };
-            let config = config(Limits::default());
-            Engine::start(Tokenizer::bytes(INPUT_MAX), model(), vec![pool], config).unwrap()
+            of_pools(vec![Pool { reserved: 1, ..Pool::new(factory) }])
         })
     }
 

@@ -5,9 +5,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 
 use op_dbus_engine::sim::Faults;
-use op_dbus_engine::{
-    Backend, BackendError, Batch, Description, Engine, Error, Limits, Pool, Tokenizer,
-};
+use op_dbus_engine::{Backend, BackendError, Batch, Description, Error, Limits, Pool};
 
 use crate::support::*;
 
@@ -60,9 +58,7 @@ async fn workers_that_end_again_and_again_before_they_read_anything_fail_the_tex
         let number = ended.load(Ordering::Relaxed);
         Ok(Box::new(Doomed(Mortal { sim, number, ended })) as Box<dyn Backend>)
     };
-    let pool = Pool { losses_max: Some(2), ..Pool::new(Box::new(factory)) };
-    let config = config(Limits::default());
-    let engine = Engine::start(Tokenizer::bytes(INPUT_MAX), model(), vec![pool], config).unwrap();
+    let engine = of_pools(vec![Pool { losses_max: Some(2), ..Pool::new(Box::new(factory)) }]);
     let result = engine.embed(call(1, &["a"])).await;
     assert!(matches!(result, Err(Error::WorkerFailed(BackendError::Lost(_)))), "{result:?}");
     assert!(engine.is_failing());

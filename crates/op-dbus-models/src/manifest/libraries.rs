@@ -134,18 +134,15 @@ fn with_aliases() -> impl Iterator<Item = (&'static str, &'static [String])> {
 /// # Errors
 /// [`Error::NoLibrary`] with the exact reason when no package has one, [`Error::UnknownProvider`].
 pub fn provider(name: &str) -> Result<(&'static Library, &'static Provider), Error> {
+    let named = canonical(name).unwrap_or(name);
     for library in libraries() {
-        let is_it = |one: &&Provider| one.name == name || one.aliases.iter().any(|a| a == name);
-        if let Some(provider) = library.providers.iter().find(is_it) {
+        if let Some(provider) = library.providers.iter().find(|one| one.name == named) {
             return Ok((library, provider));
         }
     }
-    let elsewhere = LIBRARIES.elsewhere.iter();
-    let mut named =
-        elsewhere.filter(|one| one.name == name || one.aliases.iter().any(|a| a == name));
-    Err(match named.next() {
-        Some(Elsewhere { name, system, .. }) => {
-            Error::NoLibrary(format!("{name} needs {system}; this is {}", machine()))
+    Err(match LIBRARIES.elsewhere.iter().find(|one| one.name == named) {
+        Some(Elsewhere { system, .. }) => {
+            Error::NoLibrary(format!("{named} needs {system}; this is {}", machine()))
         }
         None => Error::UnknownProvider {
             name: name.to_owned(),

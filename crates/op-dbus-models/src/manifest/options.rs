@@ -1,4 +1,5 @@
-//! Options of providers that nobody is to set in a provider's own words, as something else decides them.
+//! Options of providers that nobody is to set in a provider's own words, as something else decides them; and in what a
+//! provider computes by itself.
 
 /// What decides in place of an option.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,4 +58,11 @@ pub fn reserved(key: &str) -> Option<Reserved> {
 #[must_use]
 pub fn plugin_ignores(provider: &str, key: &str) -> bool {
     provider == "openvino" && key != "load_config"
+}
+
+/// Whether 16 bits are what a provider is given where nobody names a precision: those of which we have measured what
+/// becomes of the order of texts.
+#[must_use]
+pub fn halves_by_itself(provider: &str) -> bool {
+    provider == "cuda"
 }

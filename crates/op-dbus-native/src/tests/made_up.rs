@@ -25,98 +25,30 @@ pub struct Sizes {
 
 pub const VOCABULARY: usize = 50;
 
+const fn sizes(hidden: usize, heads: usize, inner: usize, activation: Activation) -> Sizes {
+    Sizes { hidden, heads, inner, activation, reach: None, dense: None, positions: 40 }
+}
+
 /// Positions and reach of the families' largest models, heads of an odd size, and a block of inputs with a rest.
-pub const LONG: Sizes = Sizes {
-    hidden: 50,
-    heads: 2,
-    inner: 131,
-    activation: Gelu,
-    reach: Some(128),
-    dense: None,
-    positions: 512,
-};
+pub const LONG: Sizes = Sizes { reach: Some(128), positions: 512, ..sizes(50, 2, 131, Gelu) };
 
 /// Sizes with tails everywhere; one panel or less; more than a block of inputs; with bias, a padding token
 /// and a module. Of each activation one at least.
 #[cfg(not(miri))]
 pub const SIZES: [Sizes; 4] = [
-    Sizes {
-        hidden: 42,
-        heads: 3,
-        inner: 70,
-        activation: Relu,
-        reach: None,
-        dense: None,
-        positions: 40,
-    },
-    Sizes {
-        hidden: 8,
-        heads: 2,
-        inner: 12,
-        activation: GeluTanh,
-        reach: None,
-        dense: None,
-        positions: 40,
-    },
-    Sizes {
-        hidden: 200,
-        heads: 4,
-        inner: 420,
-        activation: Gelu,
-        reach: None,
-        dense: None,
-        positions: 40,
-    },
-    Sizes {
-        hidden: 64,
-        heads: 2,
-        inner: 130,
-        activation: Gelu,
-        reach: Some(7),
-        dense: Some(23),
-        positions: 40,
-    },
+    sizes(42, 3, 70, Relu),
+    sizes(8, 2, 12, GeluTanh),
+    sizes(200, 4, 420, Gelu),
+    Sizes { reach: Some(7), dense: Some(23), ..sizes(64, 2, 130, Gelu) },
 ];
 
 /// The same as far as an interpreter, which takes some ten thousand times as long, gets through them.
 #[cfg(miri)]
 pub const SIZES: [Sizes; 4] = [
-    Sizes {
-        hidden: 15,
-        heads: 3,
-        inner: 21,
-        activation: Relu,
-        reach: None,
-        dense: None,
-        positions: 40,
-    },
-    Sizes {
-        hidden: 8,
-        heads: 2,
-        inner: 12,
-        activation: GeluTanh,
-        reach: None,
-        dense: None,
-        positions: 40,
-    },
-    Sizes {
-        hidden: 20,
-        heads: 4,
-        inner: 34,
-        activation: Gelu,
-        reach: None,
-        dense: None,
-        positions: 40,
-    },
-    Sizes {
-        hidden: 18,
-        heads: 2,
-        inner: 20,
-        activation: Gelu,
-        reach: Some(3),
-        dense: Some(5),
-        positions: 40,
-    },
+    sizes(15, 3, 21, Relu),
+    sizes(8, 2, 12, GeluTanh),
+    sizes(20, 4, 34, Gelu),
+    Sizes { reach: Some(3), dense: Some(5), ..sizes(18, 2, 20, Gelu) },
 ];
 
 /// Numbers of -1 to 1 that look random and are always the same.

@@ -10,9 +10,6 @@ use crate::{Subject, Test};
 
 pub const TESTS: &[Test] = &[
     ("operands_are_rounded_to_the_nearest", operands),
-    ("every_number_of_rows", every_number_of_rows),
-    ("sizes_of_the_families", sizes_of_the_families),
-    ("odd_sizes", odd_sizes),
     ("rows_and_columns_apart_are_the_same_bits", apart),
     ("residual_is_added", residual),
     ("activations", activations),
@@ -105,21 +102,6 @@ pub fn allowed(count: usize, size: f64) -> f64 {
     (count as f64 + 16.0) * f64::from(f32::EPSILON) * size + 1e-30
 }
 
-/// Compares a product with the reference.
-fn check(subject: &Subject, rows: usize, inputs: usize, columns: usize, random: &mut Random) {
-    let mut left = Inputs::new(rows, inputs, random).prepare(subject);
-    let right = Right::new(subject, inputs, columns, random);
-    let mut found = Guarded::new(rows * right.padded);
-    store(subject, &mut left, &right, &mut found);
-    for row in some(rows, ROWS) {
-        for (column, sum, size) in right.sums(&left, row, some(columns, COLUMNS)) {
-            assert_near(found[row * right.padded + column], sum, allowed(inputs, size), || {
-                format!("{rows} × {inputs} × {columns}, row {row}, column {column}")
-            });
-        }
-    }
-}
-
 /// All of `0..count` up to twice `most` numbers, else some of them, the last among them.
 fn some(count: usize, most: usize) -> impl Iterator<Item = usize> {
     let step = if count <= 2 * most { 1 } else { (count / most) | 1 };
@@ -190,43 +172,6 @@ fn halfway(subject: &Subject) {
     for column in 0..columns {
         let (found, value) = (left.stored(0, column), rows.values[column]);
         assert_eq!(found, to_bf16(value), "{value:e} in column {column}");
-    }
-}
-
-fn every_number_of_rows(subject: &Subject) {
-    let mut random = Random::new(2);
-    // No tile has more than 16 rows.
-    for rows in 1..=33 {
-        check(subject, rows, 72, 40, &mut random);
-    }
-}
-
-fn sizes_of_the_families(subject: &Subject) {
-    let mut random = Random::new(3);
-    // Rows, inputs, columns: small, base and large encoders; a strip of rows; one text of one token.
-    for (rows, inputs, columns) in [
-        (96, 384, 128),
-        (7, 384, 192),
-        (1, 1536, 128),
-        (2, 768, 256),
-        (3, 3072, 64),
-        (5, 1024, 128),
-    ] {
-        check(subject, rows, inputs, columns, &mut random);
-    }
-}
-
-fn odd_sizes(subject: &Subject) {
-    let mut random = Random::new(4);
-    for (inputs, columns) in
-        [(1, 1), (2, 3), (3, 16), (31, 33), (63, 65), (127, 31), (129, 129), (257, 7)]
-    {
-        check(subject, 5, inputs, columns, &mut random);
-    }
-    for _ in 0..10 {
-        let (rows, inputs) = (random.between(1, 30), random.between(1, 300));
-        let columns = random.between(1, 150);
-        check(subject, rows, inputs, columns, &mut random);
     }
 }
 

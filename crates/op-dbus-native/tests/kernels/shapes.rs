@@ -22,8 +22,9 @@ const INPUTS: [usize; 7] = [26, 32, 64, 128, 130, 312, 384];
 /// What lies around a result, and must stay there.
 const UNTOUCHED: f32 = 1.25e30;
 
-/// Columns that are compared with the reference in one row.
+/// Columns that are compared with the reference in one row, and the most values of a product of which all are.
 const COLUMNS: usize = 7;
+const SMALL: usize = 400;
 
 /// Stores a product between other values, and compares a few columns of each row.
 fn check(subject: &Subject, rows: usize, inputs: usize, columns: usize, seed: u64) {
@@ -39,7 +40,7 @@ fn check(subject: &Subject, rows: usize, inputs: usize, columns: usize, seed: u6
         let mut around = values[..before].iter().chain(&values[before + right.padded..]);
         assert!(around.all(|&value| value == UNTOUCHED), "{}: values around", place());
         // Every row begins elsewhere, so that all columns come up.
-        let step = (columns / COLUMNS).max(1) | 1;
+        let step = if rows * columns <= SMALL { 1 } else { (columns / COLUMNS) | 1 };
         let some = (0..columns).rev().skip(row % step).step_by(step);
         for (column, sum, size) in right.sums(&left, row, some) {
             assert_near(values[before + column], sum, allowed(inputs, size), || {
@@ -58,8 +59,14 @@ fn every_shape(subject: &Subject) {
             check(subject, rows, inputs, columns, 1000 + 10 * index as u64 + rows as u64);
         }
     }
-    for rows in 1..=16 {
+    // No tile has more than 16 rows.
+    for rows in 1..=33 {
         check(subject, rows, 128, 3 * panel - 1, rows as u64);
+    }
+    for (inputs, columns) in
+        [(1, 1), (2, 3), (3, 16), (31, 33), (63, 65), (127, 31), (129, 129), (257, 7)]
+    {
+        check(subject, 5, inputs, columns, 2000 + inputs as u64);
     }
 }
 
@@ -75,7 +82,7 @@ fn strip(subject: &Subject) {
 fn inputs_of_the_families(subject: &Subject) {
     let mut random = Random::new(47);
     let panel = subject.kernels.layout.panel;
-    for (seed, inputs) in (50..).zip([384, 768, 1536, 3072]) {
+    for (seed, inputs) in (50..).zip([384, 768, 1024, 1536, 3072]) {
         check(subject, 1, inputs, panel + random.between(1, panel), seed);
         check(subject, random.between(2, 40), inputs, random.between(1, panel), seed);
     }

@@ -7,11 +7,11 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
-use nix::sys::prctl;
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{Id, WaitPidFlag, waitid};
-use nix::unistd::{Pid, getpid, getppid};
+use nix::unistd::Pid;
 use op_dbus_daemon::settings::Bus;
+use op_dbus_models::end_with_us;
 use tempfile::TempDir;
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
@@ -22,7 +22,8 @@ use crate::cli::{Failure, wait};
 const START_TIMEOUT: Duration = Duration::from_secs(180);
 const STOP_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A private bus and the service on it. Both are killed when this is dropped.
+/// A private bus and the service on it. Both are killed when this is dropped, and end with the thread that starts
+/// them: the first one, which commands run on.
 pub struct PrivateService {
     address: String,
     daemon: Child,
@@ -71,7 +72,7 @@ impl PrivateService {
         if std::env::var_os("OP_DBUS_LOG").is_none() {
             command.arg("--log=error");
         }
-        end_with_us(&mut command);
+        end_with_us(command.as_std_mut());
         let daemon = command.spawn().map_err(|error| cannot("start the service", &error))?;
         let mut started = Self { address, daemon, bus, _folder: folder };
         started.wait().await?;
@@ -115,7 +116,7 @@ async fn start_bus(folder: &Path) -> Result<(Child, String), Failure> {
     let log = folder.join("bus.log");
     let log_file = File::create(&log).map_err(|error| cannot("set up a bus", &error))?;
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log_file).kill_on_drop(true);
-    end_with_us(&mut command);
+    end_with_us(command.as_std_mut());
     let mut bus = command.spawn().map_err(|error| {
         Failure::refused(format!(
             "can't start `dbus-daemon` for a private bus ({error}): install it, or name a bus \
@@ -134,20 +135,6 @@ async fn start_bus(folder: &Path) -> Result<(Child, String), Failure> {
             Err(Failure::refused(format!("`dbus-daemon` did not start a private bus: {said}")))
         }
         address => Ok((bus, address.to_owned())),
-    }
-}
-
-/// Has what `command` starts end with this process, also where that is killed. What counts for the kernel is the
-/// end of the thread that starts it: the first one, which commands run on.
-fn end_with_us(command: &mut Command) {
-    let us = getpid();
-    // SAFETY: what runs between fork and exec makes two system calls, allocates nothing and takes no lock.
-    unsafe {
-        command.pre_exec(move || {
-            prctl::set_pdeathsig(Signal::SIGKILL)?;
-            // Had we ended before that, nothing would tell it.
-            if getppid() == us { Ok(()) } else { Err(io::ErrorKind::NotFound.into()) }
-        });
     }
 }
 

@@ -202,13 +202,11 @@ impl Examination {
             checks.extend(listed.as_ref().map(|told| machine::capability(driver, told, &given)));
         }
         let loader = self.loader.as_ref();
-        checks.extend(library::checks(&self.loaded, own_graph, provider, loader));
+        let (found, files) = library::look(&self.loaded, own_graph, provider, loader);
+        checks.extend(found);
         let barred = |unit: &Unit| match provider {
             Provider::Remote => unit.bars_endpoints(&fleet::endpoints(&self.loaded.settings)),
-            _ => {
-                let files = library::files(&self.loaded, own_graph, provider, loader);
-                files.iter().find_map(|file| unit.bars_library(file))
-            }
+            _ => files.iter().find_map(|file| unit.bars_library(file)),
         };
         let groups = || nodes::groups(&self.root, facts);
         let of_root = || nodes::of_root(&self.root, facts);

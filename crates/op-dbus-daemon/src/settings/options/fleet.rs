@@ -6,11 +6,10 @@ use std::net::IpAddr;
 use super::super::Settings;
 use super::super::kind::digits;
 use super::super::mistakes::Origin;
+use super::{Preset, option};
 
 /// The provider.
 pub const REMOTE: &str = "remote";
-/// Rows of one request unless the table says otherwise.
-pub const ROWS_DEFAULT: usize = 64;
 /// Options that the daemon itself heeds; the others are for the worker.
 const OUR_OWN: [&str; 2] = ["allow_http", "rows_max"];
 
@@ -103,23 +102,27 @@ pub fn is_model(text: &str) -> bool {
 
 /// The endpoints of the settings, in their order.
 pub fn endpoints(settings: &Settings) -> Vec<Endpoint> {
-    let urls = checked(settings, "endpoints").unwrap_or_default();
-    urls.split(',').filter_map(Endpoint::parse).collect()
+    value(settings, "endpoints").split(',').filter_map(Endpoint::parse).collect()
 }
 
 /// Rows of one request.
 pub fn rows_max(settings: &Settings) -> usize {
-    let said = checked(settings, "rows_max").and_then(|rows| rows.parse().ok());
-    said.unwrap_or(ROWS_DEFAULT)
+    value(settings, "rows_max").parse().expect("it was checked, and so was what it is by itself")
 }
 
-fn checked<'a>(settings: &'a Settings, key: &str) -> Option<&'a str> {
-    settings.providers.get(REMOTE)?.checked.get(key).map(String::as_str)
+/// What an option is, by the table or else by itself.
+fn value<'a>(settings: &'a Settings, key: &str) -> &'a str {
+    let said = settings.providers.get(REMOTE).and_then(|own| own.checked.get(key));
+    match (said, option(REMOTE, key).map(|option| option.default)) {
+        (Some(said), _) => said,
+        (None, Some(Preset::Theirs(preset))) => preset,
+        (None, _) => "",
+    }
 }
 
 /// Whether texts are sent, and not token ids.
 pub fn sends_texts(settings: &Settings) -> bool {
-    checked(settings, "inputs") == Some("texts")
+    value(settings, "inputs") == "texts"
 }
 
 /// Whether an option is for the worker.
@@ -133,12 +136,8 @@ pub(super) fn contradiction(
     origins: &BTreeMap<&'static str, Origin>,
 ) -> Option<String> {
     settings.providers.get(REMOTE)?;
-    let seconds = |key, default| {
-        let said = checked(settings, key).and_then(|text| text.parse::<u64>().ok());
-        said.unwrap_or(default)
-    };
-    let request = seconds("request_timeout_s", REQUEST_S);
-    let batch = seconds("batch_timeout_s", BATCH_S);
+    let seconds = |key| value(settings, key).parse::<u64>().ok();
+    let (request, batch) = (seconds("request_timeout_s")?, seconds("batch_timeout_s")?);
     if request > batch {
         return Some(format!(
             "request_timeout_s is {request} and batch_timeout_s, in which all requests of a batch \
@@ -155,7 +154,7 @@ pub(super) fn contradiction(
     }
     let endpoints = endpoints(settings);
     if let Some(one) = endpoints.iter().find(|one| one.grpc)
-        && checked(settings, "protocol") == Some("openai")
+        && value(settings, "protocol") == "openai"
     {
         return Some(format!(
             "endpoints has grpc for {}, and protocol is openai, which is spoken over http and https; \
@@ -163,7 +162,7 @@ pub(super) fn contradiction(
             one.host
         ));
     }
-    if checked(settings, "allow_http") == Some("true") {
+    if value(settings, "allow_http") == "true" {
         return None;
     }
     let open = endpoints.into_iter().find(|one| one.plain && !one.is_here())?;
@@ -174,10 +173,6 @@ pub(super) fn contradiction(
         open.host
     ))
 }
-
-/// Seconds of one request, and of one batch, unless the table says otherwise.
-const REQUEST_S: u64 = 10;
-const BATCH_S: u64 = 20;
 
 #[cfg(test)]
 mod tests {

@@ -221,19 +221,14 @@ fn a_fleet_that_anybody_could_read_or_that_has_no_time_is_refused() {
 /// It is refused there, and the refusal is in the journal for long.
 #[test]
 fn a_password_in_an_address_is_not_quoted() {
-    for (endpoints, shown) in [
-        ("[\"http://10.0.0.1:1\", \"https://bob:sesame@b:8000\"]", "\"https://…@b:8000\""),
-        ("\"http://a:1,https://sesame@b,grpcs://c\"", "\"http://a:1,https://…@b,grpcs://c\""),
-        ("\"https://bob:se,s/sesame@b:8000/v1\"", "\"https://…@b:8000/v1\""),
-        ("\"bob:sesame@b:8000\"", "\"…@b:8000\""),
-        ("\"unix:sesame@b:8000\"", "\"…@b:8000\""),
-        ("\"unix:/run/a,bob:sesame@b:8000\"", "\"…@b:8000\""),
-        ("\"https://b/v1?key=sesame,http://a\"", "\"https://b/v1?…,http://a\""),
-        ("\"https://b/v1?key=sesame\"", "\"https://b/v1?…\""),
+    for line in [
+        "providers.remote.endpoints = [\"http://10.0.0.1:1\", \"https://bob:sesame@b:8000\"]\n",
+        "providers.remote.endpoints = \"https://b/v1?key=sesame\"\n",
+        "http_listen = \"bob:sesame@b:8000\"\n",
+        "bus = \"tcp://bob:sesame@b:8000\"\n",
     ] {
-        let table = format!("[providers.remote]\nendpoints = {endpoints}\n");
-        let text = Tree::new(&[(MAIN, &table)]).mistakes();
-        assert!(text.contains(shown) && !text.contains("sesame"), "{text}");
+        let text = Tree::new(&[(MAIN, line)]).mistakes();
+        assert!(text.contains("may hold a secret") && !text.contains("sesame"), "{text}");
     }
 }
 

@@ -112,18 +112,6 @@ fn what_is_wrong_is_told_as_it_is_written() {
     assert_eq!(told("models.a = {b = 1, b = 2}"), format!("line 1: {twice} `b`"));
 }
 
-/// In which a sign may stand that parts a password from a host elsewhere.
-#[test]
-fn the_path_of_a_socket_is_told_whole() {
-    let told = |key: &str, text: &str| {
-        let line = format!("{key} = \"{text}\"\n");
-        let mistakes = Tree::new(&[(MAIN, line.as_str())]).mistakes();
-        assert!(mistakes.contains(&format!("{text:?} is not accepted")), "{mistakes}");
-    };
-    told("http_listen", "unix:run/op-dbus@1/http.sock");
-    told("bus", "unix:path=/run/user@1000/bus;unix:path=/run/user@1001/bus");
-}
-
 #[test]
 fn a_boolean_has_four_forms() {
     for (text, value) in [("true", "true"), ("1", "true"), ("false", "false"), ("0", "false")] {

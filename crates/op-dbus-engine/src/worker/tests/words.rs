@@ -11,10 +11,13 @@ fn a_device_with_a_long_name_is_a_lost_worker() {
     lost_because(&run_with(PATIENT, answer), "a name of 4096 bytes");
 }
 
+/// With a line break it would be two lines, and with U+0000 no message of D-Bus.
 #[test]
-fn a_name_of_two_lines_is_refused() {
-    let moved = |socket: &OwnedFd| send_message(socket, &done_on(1, "cpu:0\nX")).unwrap();
-    lost_because(&run_with(PATIENT, moved), r#"the name "cpu:0\nX""#);
+fn a_name_with_control_characters_is_refused() {
+    for device in ["cpu:0\nX", "cpu\0"] {
+        let moved = move |socket: &OwnedFd| send_message(socket, &done_on(1, device)).unwrap();
+        lost_because(&run_with(PATIENT, moved), &format!("the name {device:?}"));
+    }
     let names: [fn(&mut Description) -> &mut String; 5] = [
         |told| &mut told.provider,
         |told| &mut told.device,
@@ -40,7 +43,7 @@ fn what_a_worker_says_in_words_is_told_on_one_line() {
     drop(link);
     worker.join().unwrap().unwrap();
 
-    let words = "x\nMAINPID=1\r".repeat(400);
+    let words = "x\nMAINPID=1\0".repeat(400);
     let answer = Answer::Unloadable { kind: LoadErrorKind::Other, message: words.clone() };
     let unloadable = load_with(move |socket| send_message(socket, &answer).unwrap());
     let answer = Answer::Failed { number: 1, failure: Failure::Failed, message: words };

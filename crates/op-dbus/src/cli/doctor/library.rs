@@ -10,13 +10,14 @@ use super::check::{Check, State};
 use super::facts::{self, Facts};
 use super::loader::Loader;
 
-/// What a worker of the provider would load.
-pub fn checks(
+/// What is to be said of what a worker of the provider would load, and the files that it would map: those that the
+/// provider comes in, and what the loader finds for them.
+pub fn look(
     loaded: &Loaded,
     own_graph: Option<&str>,
     provider: Provider,
     loader: Option<&Loader>,
-) -> Vec<Check> {
+) -> (Vec<Check>, Vec<PathBuf>) {
     let (facts, settings) = (facts::of(provider), &loaded.settings);
     let mut checks = Vec::new();
     let host = match service::host(provider, loaded, own_graph) {
@@ -24,12 +25,12 @@ pub fn checks(
         Err(missing) => {
             checks.push(Check { state: State::Missing, ..told(&missing) });
             checks.extend(opened(facts, loader));
-            return checks;
+            return (checks, Vec::new());
         }
     };
-    let files = files_of(&host, facts);
-    let listed: Vec<String> = files.iter().map(|file| file.display().to_string()).collect();
-    checks.push(match (service::verify(&host, settings), files.is_empty()) {
+    let own = files_of(&host, facts);
+    let listed: Vec<String> = own.iter().map(|file| file.display().to_string()).collect();
+    checks.push(match (service::verify(&host, settings), own.is_empty()) {
         (Err(damaged), _) => told(&damaged),
         (Ok(()), true) if provider == Provider::Remote => {
             Check::ok("library", "none is needed: what computes is elsewhere")
@@ -37,29 +38,20 @@ pub fn checks(
         (Ok(()), true) => Check::ok("library", "none is needed: what computes is in the program"),
         (Ok(()), false) => Check::ok("library", listed.join(", ")),
     });
+    let mut files = own.clone();
     match loader {
-        Some(loader) => checks.extend(files.iter().flat_map(|file| needed(file, loader))),
-        None if files.is_empty() => {}
+        Some(loader) => {
+            for file in &own {
+                let (missing, found) = loader.needed(file);
+                checks.extend(needed(file, missing));
+                files.extend(found);
+            }
+        }
+        None if own.is_empty() => {}
         None => checks.push(Check::unchecked("needs", "this system has no glibc to ask")),
     }
     checks.extend(opened(facts, loader));
-    checks
-}
-
-/// The files that a worker of the provider would map: those that it comes in, and what the loader finds for
-/// them.
-pub fn files(
-    loaded: &Loaded,
-    own_graph: Option<&str>,
-    provider: Provider,
-    loader: Option<&Loader>,
-) -> Vec<PathBuf> {
-    let host = service::host(provider, loaded, own_graph);
-    let mut files = host.map_or_else(|_| Vec::new(), |host| files_of(&host, facts::of(provider)));
-    let found = files.iter().flat_map(|file| loader.map_or_else(Vec::new, |one| one.found(file)));
-    let found: Vec<PathBuf> = found.collect();
-    files.extend(found);
-    files
+    (checks, files)
 }
 
 /// The files that the provider comes in, each of which needs others.
@@ -77,17 +69,17 @@ fn told(sentence: &str) -> Check {
 }
 
 /// What the loader does not find of what a file lists.
-fn needed(file: &Path, loader: &Loader) -> Vec<Check> {
+fn needed(file: &Path, missing: Result<Vec<String>, String>) -> Option<Check> {
     let name = file.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    match loader.missing(file) {
-        Ok(missing) if missing.is_empty() => Vec::new(),
+    match missing {
+        Ok(missing) if missing.is_empty() => None,
         Ok(missing) => {
             let hint = match std::env::var_os("LD_LIBRARY_PATH") {
                 Some(path) if !path.is_empty() => " (workers are not given LD_LIBRARY_PATH)",
                 _ => "",
             };
             let found = format!("{name} needs {}, not found{hint}", missing.join(", "));
-            vec![Check::missing("needs", found, facts::brings(&missing[0]))]
+            Some(Check::missing("needs", found, facts::brings(&missing[0])))
         }
         Err(said) => {
             let folder = file.parent().unwrap_or(file).display();
@@ -98,7 +90,7 @@ fn needed(file: &Path, loader: &Loader) -> Vec<Check> {
                 ),
                 false => format!("put a library for this machine in the place of {name}"),
             };
-            vec![Check::wrong("needs", format!("{name} can't be mapped: {said}"), next)]
+            Some(Check::wrong("needs", format!("{name} can't be mapped: {said}"), next))
         }
     }
 }

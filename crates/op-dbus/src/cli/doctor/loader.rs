@@ -18,22 +18,19 @@ impl Loader {
         Some(Self(PathBuf::from(path))).filter(|loader| loader.0.is_file())
     }
 
-    /// Libraries that `library` needs and that are not found.
-    ///
-    /// # Errors
-    /// What the loader says of a file that it can't map.
-    pub fn missing(&self, library: &Path) -> Result<Vec<String>, String> {
-        let (listed, said) = self.list(library)?;
+    /// Libraries that `library` needs: those that are not found, or what the loader says of a file that it can't map;
+    /// and where the others are.
+    pub fn needed(&self, library: &Path) -> (Result<Vec<String>, String>, Vec<PathBuf>) {
+        let (listed, said) = match self.list(library) {
+            Ok(told) => told,
+            Err(why) => return (Err(why), Vec::new()),
+        };
         let missing = not_found(&listed);
-        match said {
+        let missing = match said {
             Some(said) if missing.is_empty() => Err(said),
             _ => Ok(missing),
-        }
-    }
-
-    /// Where the libraries are that `library` needs, as far as they are found.
-    pub fn found(&self, library: &Path) -> Vec<PathBuf> {
-        self.list(library).map_or_else(|_| Vec::new(), |(listed, _)| places(&listed))
+        };
+        (missing, places(&listed))
     }
 
     /// Whether a library that is opened by name alone would be found.
@@ -99,8 +96,10 @@ mod tests {
         let Some(loader) = Loader::here() else { return };
         assert!(loader.finds("libc.so.6"));
         assert!(!loader.finds("libnosuch.so.7"));
-        let text = loader.missing(Path::new("/etc/passwd")).unwrap_err();
+        let text = loader.needed(Path::new("/etc/passwd")).0.unwrap_err();
         assert!(text.contains("/etc/passwd"), "{text}");
-        assert_eq!(loader.missing(&std::env::current_exe().unwrap()), Ok(Vec::new()));
+        let (missing, found) = loader.needed(&std::env::current_exe().unwrap());
+        assert_eq!(missing, Ok(Vec::new()));
+        assert!(found.iter().any(|path| path.ends_with("libc.so.6")), "{found:?}");
     }
 }

@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 
 use op_dbus_engine::Times;
 use serde::Serialize;
-use serde_json::Value;
 
 use super::reading::{Reading, Worker};
 
@@ -119,10 +118,10 @@ fn new_failures(
 fn workers(earlier: &Reading, later: &Reading, seconds: f64) -> Vec<WorkerInterval> {
     let has = |of: &Reading, pid: u32| of.status.workers.iter().any(|worker| worker.pid == pid);
     let is_gone = |one: &Worker| one.pid == 0 || !has(later, one.pid);
-    let mut replaced: Vec<_> = placed(earlier).filter(|(one, _)| is_gone(one)).collect();
+    let mut replaced: Vec<_> = earlier.status.workers.iter().filter(|one| is_gone(one)).collect();
     let mut found = Vec::new();
-    for (after, place) in placed(later) {
-        let in_its_place = replaced.iter().position(|(_, other)| *other == place);
+    for after in &later.status.workers {
+        let in_its_place = replaced.iter().position(|before| place(before) == place(after));
         if after.pid == 0 {
             // It has no figures, and keeps its place.
             in_its_place.map(|position| replaced.remove(position));
@@ -131,7 +130,7 @@ fn workers(earlier: &Reading, later: &Reading, seconds: f64) -> Vec<WorkerInterv
         let before = match earlier.status.workers.iter().find(|before| before.pid == after.pid) {
             Some(before) => before,
             None => match in_its_place {
-                Some(position) => replaced.remove(position).0,
+                Some(position) => replaced.remove(position),
                 None => continue,
             },
         };
@@ -148,12 +147,9 @@ fn workers(earlier: &Reading, later: &Reading, seconds: f64) -> Vec<WorkerInterv
     found
 }
 
-/// Each worker with what another process in its place has as well.
-fn placed(reading: &Reading) -> impl Iterator<Item = (&Worker, [&Value; 3])> {
-    let told = &reading.json.status["workers"];
-    let place = |number: usize| ["model", "device", "reserved"].map(|key| &told[number][key]);
-    let workers = reading.status.workers.iter().enumerate();
-    workers.map(move |(number, worker)| (worker, place(number)))
+/// What another process in the place of a worker has as well.
+fn place(worker: &Worker) -> (&str, &str, bool) {
+    (&worker.model, &worker.device, worker.reserved)
 }
 
 #[cfg(test)]

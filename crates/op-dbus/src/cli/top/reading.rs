@@ -69,7 +69,9 @@ pub struct Status {
 #[serde(default)]
 pub struct Worker {
     pub pid: u32,
+    pub model: String,
     pub device: String,
+    pub reserved: bool,
     pub state: String,
     pub batches: u64,
     pub rows: u64,
