@@ -13,6 +13,7 @@ use crate::harness::{Outcome, eventually, within};
 
 tests! {
     who_watches_is_told_before_the_end: [Bus, Curl],
+    who_is_watched_ends_by_itself: [Bus, Curl],
     whose_request_takes_longer_than_the_end_is_told: [Bus, Curl],
     half_a_head_is_not_waited_for: [Bus, Curl],
 }
@@ -41,6 +42,17 @@ async fn who_watches_is_told_before_the_end() -> Outcome {
     late.ok()?;
     // Told once more, it waits for nobody.
     stage.end().await.map(drop)
+}
+
+/// Told once, as systemd tells it.
+async fn who_is_watched_ends_by_itself() -> Outcome {
+    let mut stage = Stage::sim().await?;
+    assert_eq!(stage.gateway.get("/ready").await?.status, 200);
+    stage.gateway.process.signal(Signal::SIGTERM)?;
+    let status = stage.gateway.process.ended().await?;
+    let log = stage.gateway.process.stderr();
+    assert!(status.success() && log.contains("for 8 s more requests are taken"), "{status}: {log}");
+    stage.daemon.stop().await
 }
 
 async fn whose_request_takes_longer_than_the_end_is_told() -> Outcome {

@@ -122,7 +122,7 @@ async fn it_does_not_start_where_it_should_not() -> Outcome {
         ("0.0.0.0:0", 6, "flag --http-listen: http_listen is 0.0.0.0:"),
         ("[::]:0", 6, "there is no API key"),
         ("localhost:80", 2, "not an IP address with a port"),
-        ("unix:http.sock", 2, "not an absolute path"),
+        ("unix:http.sock", 2, "its path is not absolute"),
         ("unix:/no/such/folder/http.sock", 1, "flag --http-listen: http_listen is unix:/no/such"),
         ("unix:/no/such/folder/http.sock", 1, "can't be listened on"),
     ] {

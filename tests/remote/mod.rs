@@ -70,8 +70,8 @@ pub fn fleet(level: &str, protocol: &str, endpoints: &[&str]) -> Outcome<Setup> 
 /// With less patience than by default, for a fleet that is silent: what its proof may take on a busy machine, and
 /// what one load that fails has to take to be the last where another provider can take over.
 fn impatient(setup: Setup) -> Setup {
-    let setup = setup.setting("providers.remote.batch_timeout_s", "5");
-    setup.setting("providers.remote.request_timeout_s", "5")
+    let setup = setup.setting("providers.remote.batch_timeout_s", "10");
+    setup.setting("providers.remote.request_timeout_s", "10")
 }
 
 /// A daemon on a bus of its own and a gateway in front of it.

@@ -61,7 +61,7 @@ fn every_shape(subject: &Subject) {
     }
     // No tile has more than 16 rows.
     for rows in 1..=33 {
-        check(subject, rows, 128, 3 * panel - 1, rows as u64);
+        check(subject, rows, 72, 3 * panel - 1, rows as u64);
     }
     for (inputs, columns) in
         [(1, 1), (2, 3), (3, 16), (31, 33), (63, 65), (127, 31), (129, 129), (257, 7)]
