@@ -194,7 +194,7 @@ pub struct EngineConfig {
     pub tokenizer_threads: usize,
     /// A worker that has not embedded the engine's own text for this long does so, idle or between two batches, so
     /// that one that was lost meanwhile, or is not what it was, is replaced, if it is idle before anybody needs it.
-    /// [`Engine::canary`](crate::Engine::canary) may have it asked sooner.
+    /// [`Engine::canary`](crate::Engine::canary) may have it asked sooner. Less than a millisecond counts as one.
     pub idle_check: Duration,
     /// Vectors of texts that come again; off by default. Engines may share one.
     pub cache: Arc<Cache>,

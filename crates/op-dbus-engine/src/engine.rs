@@ -334,8 +334,9 @@ impl Inner {
         }
         let line = self.door.line(job.terms.uid);
         for (first, inputs) in chunks(inputs) {
+            let to = (tokenizer, &line);
             let (inputs, is_heavy) =
-                weighed((tokenizer, &line), inputs, T::is_measured, T::is_heavy).await?;
+                weighed(to, inputs, T::is_measured, T::is_heavy, Arc::clone(job)).await?;
             let chunk = Chunk { job: Arc::clone(job), first, inputs };
             let task = move |preparer: &Preparer| preparer.embed(&chunk);
             line.send(Box::new(task), is_heavy).await?;

@@ -125,12 +125,13 @@ pub(crate) fn is_small<T: Input>(inputs: &[T], tokenizer: &Tokenizer) -> bool {
 }
 
 /// Whether any of `inputs`, which come back, may take much memory. Where that is to be measured, a tokenizer thread
-/// does so.
+/// does so while somebody waits for it, and has what is `held` for them as long as it has them.
 pub(crate) async fn weighed<T: Input>(
     (tokenizer, line): (&Tokenizer, &Line<'_>),
     inputs: Vec<T>,
     is_measured: impl Fn(&T, &Tokenizer) -> bool,
     is_heavy: impl Fn(&T, &Tokenizer) -> bool + Send + 'static,
+    held: impl Send + 'static,
 ) -> Result<(Vec<T>, bool), Error> {
     let weigh = move |inputs: Vec<T>, tokenizer: &Tokenizer| {
         let is_heavy = inputs.iter().any(|input| is_heavy(input, tokenizer));
@@ -141,8 +142,11 @@ pub(crate) async fn weighed<T: Input>(
     }
     let (done, result) = oneshot::channel();
     let task = move |preparer: &Preparer| {
-        // The caller may be gone: then nobody wants to know.
-        let _ = done.send(weigh(inputs, &preparer.tokenizer));
+        // The caller may be gone, or go meanwhile: then nobody wants to know.
+        if !done.is_closed() {
+            let _ = done.send(weigh(inputs, &preparer.tokenizer));
+        }
+        drop(held);
     };
     // In a box, since every call has room for what is awaited here and few come to it.
     Box::pin(line.send(Box::new(task), false)).await?;
@@ -288,7 +292,14 @@ impl EncodeError {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::task::{Context, Waker};
+    use std::time::Duration;
+
     use super::*;
+    use crate::config::{Limits, ModelShape};
+    use crate::door::Door;
+    use crate::roster::Roster;
 
     #[test]
     fn chunks_keep_all_texts_in_order() {
@@ -304,6 +315,44 @@ mod tests {
             again.extend(chunk);
         }
         assert_eq!(again, texts);
+    }
+
+    /// One that no worker takes anything of.
+    fn preparer() -> Preparer {
+        let model =
+            ModelShape { dimensions: 8, max_input_tokens: 8, normalized: true, matryoshka: vec![] };
+        let roster = Roster::new(&[], &model);
+        let hour = Duration::from_secs(3600);
+        let scheduler = Scheduler::new(&Limits::default(), hour, roster, Arc::default());
+        Preparer { tokenizer: Tokenizer::bytes(8), scheduler: Arc::new(scheduler) }
+    }
+
+    /// Who comes and leaves again and again would keep the threads busy, with texts that count for nobody.
+    #[test]
+    fn nothing_is_weighed_for_a_caller_who_is_gone() {
+        let preparer = preparer();
+        for is_gone in [false, true] {
+            let (door, mut tasks) = Door::new(1);
+            let (held, looks) = (Arc::new(()), Arc::new(AtomicUsize::new(0)));
+            let counts = Arc::clone(&looks);
+            let is_heavy = move |_: &String, _: &Tokenizer| {
+                counts.fetch_add(1, Ordering::Relaxed);
+                false
+            };
+            let (line, texts) = (door.line(1), vec!["a".to_owned()]);
+            let to = (&preparer.tokenizer, &line);
+            let weighed = weighed(to, texts, |_, _| true, is_heavy, Arc::clone(&held));
+            let mut weighed = Box::pin(weighed);
+            let mut context = Context::from_waker(Waker::noop());
+            assert!(weighed.as_mut().poll(&mut context).is_pending());
+            assert_eq!(Arc::strong_count(&held), 2, "the text waits on");
+            let waits = (!is_gone).then_some(weighed);
+            (tasks.try_recv().unwrap().task)(&preparer);
+            assert_eq!(looks.load(Ordering::Relaxed), usize::from(!is_gone));
+            assert_eq!(Arc::strong_count(&held), 1);
+            let told = waits.map(|mut weighed| weighed.as_mut().poll(&mut context).is_ready());
+            assert_ne!(told, Some(false));
+        }
     }
 
     #[test]

@@ -34,6 +34,9 @@ use over::Over;
 /// nothing but end.
 const MISSES_MAX: u32 = 4;
 
+/// What a worker has at least to compute something between two checks.
+const IDLE_CHECK_MIN: Duration = Duration::from_millis(1);
+
 /// One row that waits, and where its vector belongs.
 #[derive(Debug)]
 pub(crate) struct Row {
@@ -112,7 +115,7 @@ impl Scheduler {
             clock,
             stats,
             delay_us: limits.batch_delay_us_max,
-            idle_check,
+            idle_check: idle_check.max(IDLE_CHECK_MIN),
             state: Mutex::new(State {
                 queue: Queue::new(limits.bulk_wait_us_max),
                 over: Over::default(),
@@ -205,7 +208,7 @@ impl Scheduler {
                     guard = self.wait(bell, guard, None);
                     continue;
                 }
-                Some(next) => return state.sent_to(next, worker, now_us),
+                Some(next) => return self.sent_to(guard, next, worker, now_us),
                 None => {}
             }
             let alive = |entry: &Entry| entry.item.job.is_alive(now_us);

@@ -118,7 +118,9 @@ impl Tokenizer {
         }
         let read = || {
             let growth = bounds::check(json)?;
-            let model = tokenizers::Tokenizer::from_bytes(json).map_err(TokenizerError::Damaged)?;
+            let mut model =
+                tokenizers::Tokenizer::from_bytes(json).map_err(TokenizerError::Damaged)?;
+            words_kept::none(&mut model)?;
             Ok((model, growth))
         };
         // The parser asserts in places; a hostile file must not end the process.
@@ -136,7 +138,6 @@ impl Tokenizer {
     ) -> Result<Self, TokenizerError> {
         model.with_padding(None);
         model.with_truncation(None).map_err(TokenizerError::Damaged)?;
-        words_kept::none(&mut model)?;
         let (prefix, suffix) = specials::of(&model)?;
         let specials = prefix.len() + suffix.len();
         if max_input_tokens <= specials {
@@ -197,7 +198,8 @@ impl Tokenizer {
         });
         tokenizers::Tokenizer::from_bytes(json.to_string().as_bytes())
             .map_err(TokenizerError::Damaged)
-            .and_then(|model| {
+            .and_then(|mut model| {
+                words_kept::none(&mut model)?;
                 Self::with_model(model, Cuts::Characters, Growth::NONE, max_input_tokens)
             })
             .expect("the byte tokenizer is valid for three tokens and more")

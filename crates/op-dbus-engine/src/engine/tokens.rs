@@ -76,8 +76,9 @@ impl Engine {
         let is_measured = move |text: &String, of: &Tokenizer| of.is_measured(text, in_parts);
         let is_heavy = move |text: &String, of: &Tokenizer| of.is_heavy(text, in_parts);
         for (first, texts) in chunks(texts) {
+            let to = (tokenizer, &line);
             let (texts, is_heavy) =
-                weighed((tokenizer, &line), texts, is_measured, is_heavy).await?;
+                weighed(to, texts, is_measured, is_heavy, Arc::clone(&held)).await?;
             let (done, result) = oneshot::channel();
             let held = Arc::clone(&held);
             let task = move |preparer: &Preparer| {

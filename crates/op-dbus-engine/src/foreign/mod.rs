@@ -83,8 +83,7 @@ const NOT_EMBEDDINGS: [&str; 2] = ["pooler_output", "logits"];
 pub fn choose(outputs: &[Port<'_>], dimensions: Option<usize>) -> Result<Output, String> {
     let fitting = |rank: usize| -> Vec<&str> {
         let fits = |port: &&Port<'_>| fits(port, rank, dimensions);
-        let names = outputs.iter().filter(fits).map(|port| port.name);
-        names.filter(|name| !NOT_EMBEDDINGS.contains(name)).collect()
+        outputs.iter().filter(fits).map(|port| port.name).collect()
     };
     let (pooled, tokens) = (fitting(2), fitting(3));
     let known = |names: &[&str], candidates: &[&str]| {
@@ -127,7 +126,12 @@ pub fn refuse_head(
     outputs: &[Port<'_>],
     dimensions: Option<usize>,
 ) -> Result<(), String> {
-    let has_tokens = || outputs.iter().any(|port| fits(port, 3, dimensions));
+    let has_width = |port: &Port<'_>| port.floats.and_then(<[i64]>::last) != Some(&-1);
+    let chosen = outputs.iter().find(|port| port.name == output.name);
+    // Where the width was said, what states none is not meant beside what states it.
+    let is_said = dimensions.is_some() && chosen.is_some_and(has_width);
+    let is_meant = |port: &Port<'_>| !is_said || has_width(port);
+    let has_tokens = || outputs.iter().any(|port| fits(port, 3, dimensions) && is_meant(port));
     if output.per_token || is_finished(&output.name) || !has_tokens() {
         return Ok(());
     }
@@ -139,8 +143,12 @@ pub fn refuse_head(
     ))
 }
 
+/// Whether an output may be the embedding, of this rank.
 fn fits(port: &Port<'_>, rank: usize, dimensions: Option<usize>) -> bool {
     let Some(shape) = port.floats.filter(|shape| shape.len() == rank) else { return false };
+    if NOT_EMBEDDINGS.contains(&port.name) {
+        return false;
+    }
     let last = shape.last().copied().unwrap_or(0);
     last == -1 || dimensions.is_none_or(|dimensions| usize::try_from(last) == Ok(dimensions))
 }
@@ -182,26 +190,32 @@ mod tests {
             let outputs = [port("logits", Some(shape)), port("output_1", Some(&[-1, 384]))];
             assert!(choose(&outputs[..1], None).unwrap_err().contains("logits (shown)"));
             let chosen = Output { name: "output_1".into(), per_token: false };
+            assert_eq!(refuse_head(&chosen, &outputs, None), Ok(()));
             assert_eq!(choose(&outputs, None), Ok(chosen));
         }
     }
 
     #[test]
     fn beside_vectors_per_token_one_per_row_without_a_name_may_be_the_head() {
-        let states = || port("output_0", Some(&[-1, -1, 768]));
-        let is_unclear = |other: Port<'_>, dimensions| {
-            let outputs = [states(), other];
+        let is_unclear = |states: &[i64], other: Port<'_>, dimensions| {
+            let outputs = [port("output_0", Some(states)), other];
             let chosen = choose(&outputs, dimensions).unwrap();
             refuse_head(&chosen, &outputs, dimensions).is_err()
         };
+        let (wide, any) = ([-1, -1, 768], [-1, -1, -1]);
         let head = || port("output_1", Some(&[-1, 768]));
-        assert!(is_unclear(head(), Some(768)) && is_unclear(head(), None));
+        assert!(is_unclear(&wide, head(), Some(768)) && is_unclear(&wide, head(), None));
+        let untold = || port("output_1", Some(&[-1, -1]));
+        assert!(is_unclear(&wide, untold(), Some(768)) && is_unclear(&any, untold(), Some(768)));
         for name in ["sentence_embedding", "pooler_output", "logits"] {
-            assert!(!is_unclear(port(name, Some(&[-1, 768])), None), "{name}");
+            assert!(!is_unclear(&wide, port(name, Some(&[-1, 768])), None), "{name}");
         }
-        // Vectors per token of that width there are not.
+        // None of the vectors per token state that width.
         let narrow = || port("output_1", Some(&[-1, 512]));
-        assert!(!is_unclear(narrow(), Some(512)) && is_unclear(narrow(), None));
+        for states in [wide, any] {
+            assert!(!is_unclear(&states, narrow(), Some(512)), "{states:?}");
+            assert!(is_unclear(&states, narrow(), None), "{states:?}");
+        }
         let alone = [head()];
         assert_eq!(refuse_head(&choose(&alone, None).unwrap(), &alone, None), Ok(()));
     }

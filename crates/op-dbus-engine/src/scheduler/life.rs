@@ -1,6 +1,7 @@
 //! The life of workers: lost and replaced, unloaded and loaded again, ended; and what they are asked
 //! for between two batches.
 
+use std::sync::MutexGuard;
 use std::time::{Duration, Instant};
 
 use super::{Entry, Next, Scheduler, State, fail};
@@ -221,6 +222,26 @@ impl Scheduler {
         }
     }
 
+    /// Takes note of what a worker goes to do in place of a batch. The ring for what waits may have come to it alone,
+    /// and another one sleeps.
+    pub(super) fn sent_to(
+        &self,
+        mut state: MutexGuard<'_, State>,
+        next: Next,
+        worker: usize,
+        now_us: u64,
+    ) -> Next {
+        match next {
+            Next::Check | Next::Trim => state.roster.obeys(worker, now_us),
+            Next::Unload => state.roster.leaves_backend(worker),
+            _ => {}
+        }
+        if state.queue.texts() > 0 {
+            self.call_workers(state, false);
+        }
+        next
+    }
+
     /// How long it is until a worker that has a backend is to make sure that it computes.
     pub(super) fn until_check(&self, state: &mut State, worker: usize, now_us: u64) -> Duration {
         let proved_us = state.roster.proved_us(worker, now_us);
@@ -254,16 +275,6 @@ impl State {
             let tokens = batch.iter().map(|entry| entry.tokens).sum();
             self.roster.runs(worker, Running { class, tokens, started_us });
         }
-    }
-
-    /// Takes note of what a worker goes to do.
-    pub fn sent_to(&mut self, next: Next, worker: usize, now_us: u64) -> Next {
-        match next {
-            Next::Check | Next::Trim => self.roster.obeys(worker, now_us),
-            Next::Unload => self.roster.leaves_backend(worker),
-            _ => {}
-        }
-        next
     }
 
     fn wants(&self, worker: usize) -> bool {

@@ -88,6 +88,10 @@ fn queued(scheduler: &Scheduler, class: Priority, rows: usize) -> Arc<Job> {
 }
 
 fn queue(scheduler: &Scheduler, job: &Arc<Job>, class: Priority, rows: usize) {
+    scheduler.push(entries(scheduler, job, class, rows));
+}
+
+fn entries(scheduler: &Scheduler, job: &Arc<Job>, class: Priority, rows: usize) -> Vec<Entry> {
     let entry = |text| Entry {
         uid: 1,
         class,
@@ -97,7 +101,7 @@ fn queue(scheduler: &Scheduler, job: &Arc<Job>, class: Priority, rows: usize) {
         missed: 0,
         item: Row { job: Arc::clone(job), slot: Slot { text, window: 0 }, ids: [7; TOKENS].into() },
     };
-    scheduler.push((0..rows as u32).map(entry).collect());
+    (0..rows as u32).map(entry).collect()
 }
 
 fn given_up(scheduler: &Scheduler, job: &Job) {

@@ -58,6 +58,25 @@ fn damaged_files_are_refused() {
     assert!(matches!(Tokenizer::from_bytes(nested.as_bytes(), 8), Err(TokenizerError::Damaged(_))));
 }
 
+/// The library counts on from the largest one when it makes its table of added tokens again.
+#[test]
+fn a_file_with_the_largest_id_ends_nothing() {
+    let largest = u32::MAX;
+    let json = serde_json::json!({
+        "version": "1.0", "truncation": null, "padding": null, "normalizer": null,
+        "pre_tokenizer": null, "post_processor": null, "decoder": null,
+        "added_tokens": [{"id": largest, "content": "<x>", "single_word": false, "lstrip": false,
+            "rstrip": false, "normalized": false, "special": true}],
+        "model": {"type": "BPE", "dropout": null, "unk_token": null, "fuse_unk": false,
+            "continuing_subword_prefix": null, "end_of_word_suffix": null, "byte_fallback": false,
+            "vocab": {"a": 0, "<x>": largest}, "merges": []},
+    });
+    // A build without checks for overflow reads it.
+    if let Err(error) = Tokenizer::from_bytes(json.to_string().as_bytes(), 8) {
+        assert!(matches!(error, TokenizerError::Damaged(_)), "{error}");
+    }
+}
+
 #[test]
 fn a_file_without_post_processor_has_no_special_tokens() {
     let json = br#"{"version":"1.0","truncation":{"direction":"Right","max_length":1,

@@ -59,3 +59,34 @@ fn who_has_left_work_to_others_for_long_is_measured_with_its_next_check() {
     scheduler.roster(|roster| roster.measured(0, "one:0", &[]));
     assert!(!scheduler.is_to_measure(0), "until it has left others as long");
 }
+
+/// What it was woken for waits on, and nobody else was.
+#[test]
+fn who_is_told_wakes_another_one_for_what_waits() {
+    let scheduler = Arc::new(scheduler());
+    scheduler.roster(|roster| roster.add(["sim", "sim"].map(loaded).into()));
+    let next = || scheduler.next_batch(0, &mut Plan::default(), false);
+    assert_eq!(next(), Next::Nothing);
+    let told = waits(&scheduler, 1);
+    let job = job(Priority::Interactive, 1);
+    // As if the ring had come to the first.
+    let row = entries(&scheduler, &job, Priority::Interactive, 1).remove(0);
+    scheduler.lock().queue.push(row);
+    MADE_UP_US.set(Some(HOUR_US));
+    assert_eq!((next(), scheduler.work.rings()), (Next::Check, [1, 0]));
+    assert_eq!(told.recv_timeout(Duration::from_secs(60)), Ok(Next::Batch));
+}
+
+/// Else it would come to nothing else.
+#[test]
+fn who_is_told_without_a_pause_computes_in_between() {
+    let roster = scheduler().state.into_inner().unwrap().roster;
+    let scheduler = Scheduler::new(&Limits::default(), Duration::ZERO, roster, Arc::default());
+    let _calls = queued(&scheduler, Priority::Bulk, 4);
+    let next = || scheduler.next_batch(0, &mut Plan::default(), false);
+    assert_eq!(next(), Next::Batch);
+    MADE_UP_US.set(Some(1_000));
+    assert_eq!(next(), Next::Check);
+    scheduler.change(|roster| roster.obeyed(0, Order::Check, Default::default()));
+    assert_eq!(next(), Next::Batch);
+}
