@@ -27,8 +27,6 @@ pub struct StateFile {
     settings: BTreeMap<String, Value>,
     /// Whether there is a file that could not be read.
     unread: bool,
-    /// Where what is there goes once this takes its place, as it can't be used.
-    aside: Option<PathBuf>,
 }
 
 /// Why the state could not be written.
@@ -132,9 +130,8 @@ impl StateFile {
         };
         let stays = unusable.reason();
         let told = if !self.settings.is_empty() {
-            self.aside = moved.is_some().then_some(aside);
             let kept = "what was changed over the bus stays in force, and";
-            match self.save() {
+            match self.replace(moved.is_some().then_some(&*aside)) {
                 Ok(()) => format!("{}; {kept} is written anew", moved.unwrap_or(stays)),
                 Err(error) => format!("{stays}; {kept} can't be written anew: {error}"),
             }
@@ -152,8 +149,7 @@ impl StateFile {
 
     /// A state with no changes, to be written to `path`.
     pub fn empty(path: &Path) -> StateFile {
-        let (settings, unread, aside) = Default::default();
-        StateFile { path: path.to_owned(), settings, unread, aside }
+        StateFile { path: path.to_owned(), settings: BTreeMap::new(), unread: false }
     }
 
     /// Where it is kept.
@@ -172,20 +168,26 @@ impl StateFile {
     }
 
     /// Writes the file and waits until the disk has it. A folder that is not there is made, for its
-    /// owner alone.
+    /// owner alone. What is there and is damaged is moved aside, as by [`repair`](Self::repair).
     ///
     /// # Errors
     /// When this fails the file on disk is the old one, whole. Where all that fails is to make sure of the folder,
     /// the new one is there, and it is a warning.
     pub fn save(&mut self) -> Result<(), StateError> {
+        let is_damaged = matches!(read(&self.path), Err(Unusable::Damaged(_)));
+        self.replace(is_damaged.then(|| aside(&self.path)).as_deref())
+    }
+
+    /// Writes the file, where there is an `aside` once what is there has that name as well.
+    fn replace(&mut self, aside: Option<&Path>) -> Result<(), StateError> {
         if fs::metadata(&self.path).is_ok_and(|there| !there.is_file()) {
             return Err(StateError::NoFile { path: self.path.clone() });
         }
         if self.unread && fs::symlink_metadata(&self.path).is_ok() {
             return Err(StateError::Unread { path: self.path.clone() });
         }
-        self.write().map_err(|source| self.error(source))?;
-        (self.unread, self.aside) = (false, None);
+        self.write(aside).map_err(|source| self.error(source))?;
+        self.unread = false;
         Ok(())
     }
 
@@ -202,7 +204,7 @@ impl StateFile {
         }
     }
 
-    fn write(&self) -> io::Result<()> {
+    fn write(&self, aside: Option<&Path>) -> io::Result<()> {
         let folder = folder(&self.path);
         let prefix = prefix(&self.path);
         let mut builder = tempfile::Builder::new();
@@ -217,7 +219,9 @@ impl StateFile {
         file.write_all(self.document()?.as_bytes())?;
         file.as_file().set_permissions(fs::Permissions::from_mode(0o644))?;
         file.as_file().sync_all()?;
-        self.put_aside()?;
+        if let Some(aside) = aside {
+            self.put_aside(aside)?;
+        }
         file.persist(&self.path)?;
         // It is in force from here on, and after a restart: to call that a failure would have it said that nothing
         // has changed.
@@ -230,10 +234,9 @@ impl StateFile {
         Ok(())
     }
 
-    /// Puts what is there aside, if it is to go there. It keeps its name until that is taken from it: without a file
-    /// under it nothing would be known of any change.
-    fn put_aside(&self) -> io::Result<()> {
-        let Some(aside) = &self.aside else { return Ok(()) };
+    /// Puts what is there aside. It keeps its name until that is taken from it: without a file under it nothing would be
+    /// known of any change.
+    fn put_aside(&self, aside: &Path) -> io::Result<()> {
         // Some file systems know no links, and a file of another user may not have one: that has no name for a moment.
         match fs::hard_link(&self.path, aside).or_else(|_| fs::rename(&self.path, aside)) {
             // Somebody was first.

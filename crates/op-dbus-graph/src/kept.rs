@@ -92,31 +92,47 @@ impl Kind {
     }
 }
 
-/// How long [`lock`] waits. Who holds a folder for longer hangs, or was stopped: rather twice the work than none.
+/// How long [`lock`] waits. Who holds a folder for longer hangs, was stopped or has much to do: rather twice the work
+/// than none.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// A folder within one that is held for too long, which one at a time holds of those that wait no longer: all at once
+/// would slow down who is at work. None of a [`Kind`]'s files has such a name.
+const IMPATIENT: &str = ".impatient";
+
 /// Waits for a minute at most until nobody else holds this folder, and keeps it from others until what is returned goes,
-/// be it that the process is killed; nothing where it can't be made or locked.
+/// be it that the process is killed. Then one of those that wait goes ahead, and the others wait as long again until
+/// either is done. Nothing where that is in vain, or it can't be made or locked.
 pub fn lock(folder: &Path) -> Option<File> {
     lock_within(folder, PATIENCE)
 }
 
 fn lock_within(folder: &Path, patience: Duration) -> Option<File> {
     const PAUSE: Duration = Duration::from_millis(20);
-    fs::create_dir_all(folder).ok()?;
-    let file = File::open(folder).ok()?;
-    let until = Instant::now() + patience;
-    while let Err(error) = file.try_lock() {
-        match error {
-            TryLockError::WouldBlock if Instant::now() < until => thread::sleep(PAUSE),
-            TryLockError::WouldBlock => {
-                tracing::warn!(?folder, "another program holds this folder, and goes on and on");
-                return None;
+    let open = |folder: &Path| {
+        fs::create_dir_all(folder).ok()?;
+        File::open(folder).ok()
+    };
+    let mut files = vec![open(folder)?];
+    let start = Instant::now();
+    loop {
+        for index in 0..files.len() {
+            match files[index].try_lock() {
+                Ok(()) => return Some(files.swap_remove(index)),
+                Err(TryLockError::WouldBlock) => {}
+                Err(TryLockError::Error(_)) => return None,
             }
-            TryLockError::Error(_) => return None,
+        }
+        let waited = start.elapsed();
+        if files.len() == 1 && waited >= patience {
+            tracing::warn!(?folder, "another program holds this folder, and goes on and on");
+            files.push(open(&folder.join(IMPATIENT))?);
+        } else if waited >= patience * 2 {
+            return None;
+        } else {
+            thread::sleep(PAUSE);
         }
     }
-    Some(file)
 }
 
 /// Opens one to read it, or to map it; nothing where there is none. Who else may write it could change what has been
@@ -223,13 +239,24 @@ mod tests {
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
     }
 
+    /// All at once would slow down who holds it.
     #[test]
-    fn who_holds_a_folder_for_good_keeps_nobody_waiting() {
+    fn of_those_who_wait_no_longer_for_a_folder_one_goes_ahead() {
         let folder = tempfile::tempdir().unwrap();
+        let at_once = || lock_within(folder.path(), Duration::ZERO);
         let held = lock(folder.path()).unwrap();
-        assert!(lock_within(folder.path(), Duration::ZERO).is_none());
+        let ahead = at_once().unwrap();
+        assert!(at_once().is_none(), "two went ahead");
+        // Who waits takes either.
         drop(held);
-        assert!(lock_within(folder.path(), Duration::ZERO).is_some());
+        let held = at_once().unwrap();
+        assert!(at_once().is_none());
+        drop(ahead);
+        let ahead = at_once().unwrap();
+        KIND.make(&folder.path().join("one.whole"), |file| file.write_all(b"new")).unwrap();
+        assert!(at_once().is_none(), "what is written takes the lock away");
+        drop((held, ahead));
+        assert!(at_once().is_some());
     }
 
     #[test]

@@ -146,6 +146,10 @@ pub(crate) struct TokenizerConfig {
     sep_token: Value,
     #[serde(default)]
     unk_token: Value,
+    #[serde(default)]
+    pad_token: Value,
+    #[serde(default)]
+    mask_token: Value,
 }
 
 impl TokenizerConfig {
@@ -186,12 +190,13 @@ pub(crate) fn check(place: &mut Place) -> Result<bool, Error> {
         };
         return Err(refuse(found, format!("{FILE} {ANEW}")));
     }
-    let file: TokenizerFile = require(place, FILE)?;
+    let mut file: TokenizerFile = require(place, FILE)?;
     let told = TokenizerConfig::read(place)?;
     check_source(&told)?;
     let config: Option<Config> = read(place, "config.json")?;
-    classes::check(&file, &told, config.as_ref())?;
-    added::check(place, &file, &told)?;
+    let class = classes::check(&file, &told, config.as_ref())?;
+    file.added_tokens.retain(|token| !added::is_unused(class, &token.content));
+    added::check(place, &file, &told, class)?;
     check_types(&file.post_processor)?;
     // A text with one of the others would fail, and nothing else tells of them.
     if let Some(rows) = config.and_then(|config| config.vocab_size)

@@ -6,6 +6,7 @@ mod calibrate;
 use std::io::{self, BufReader, Write};
 use std::ops::RangeInclusive;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use nix::sys::resource::{UsageWho, getrusage};
 use op_dbus_graph::kept::{self, Kind, use_now};
@@ -30,9 +31,9 @@ const BATCH_TOKENS: RangeInclusive<usize> = 128..=2048;
 /// Records in the cache.
 const RECORDS: Kind = Kind { finished: "json", unfinished: ".tuning-", kept: 12 };
 
-/// More than this many preemptions of a thread in a second are the work of other programs, not of the kernel's own
+/// More than this many preemptions of two threads in a second are the work of other programs, not of the kernel's own
 /// threads: an idle machine has a few, one that shares its CPUs with a build some hundred.
-const PREEMPTIONS_PER_S: f64 = 25.0;
+const PREEMPTIONS_PER_S: f64 = 50.0;
 
 /// What may differ from machine to machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -129,15 +130,14 @@ pub(crate) fn tune(backend: &mut NativeBackend, options: &Options) {
     if let Some((_, tuning)) = earlier.filter(|_| earlier != before) {
         return backend.set_tuning(tuning);
     }
-    let (start, preempted) = (std::time::Instant::now(), preemptions());
+    let (start, preempted) = (Instant::now(), preemptions());
     let Some(measured) = calibrate::measure(backend) else {
         tracing::warn!("the calibration failed; batches are computed as on an ordinary CPU");
         return backend.untune();
     };
     let took = start.elapsed();
     let preempted = preemptions() - preempted;
-    let threads = (*threads).max(2) as f64;
-    let is_disturbed = preempted as f64 > PREEMPTIONS_PER_S * threads * took.as_secs_f64();
+    let is_disturbed = is_disturbed(preempted, *threads, took);
     let (tuning, disturbed) = match earlier {
         _ if !is_disturbed => (measured, 0),
         None => (measured.or(measured), 1),
@@ -196,6 +196,13 @@ fn save(place: &Path, record: &Record) -> io::Result<()> {
     RECORDS.make(place, |file| file.write_all(&json))
 }
 
+/// Whether other programs had the CPUs meanwhile. Of more threads the kernel's own preempt more, but one program that
+/// takes the CPU of one thread has all others wait for that one: hence the root.
+fn is_disturbed(preempted: i64, threads: usize, took: Duration) -> bool {
+    let pairs = threads.max(2) as f64 / 2.0;
+    preempted as f64 > PREEMPTIONS_PER_S * pairs.sqrt() * took.as_secs_f64()
+}
+
 /// How often a thread of this process had to leave its CPU to another program.
 fn preemptions() -> i64 {
     getrusage(UsageWho::RUSAGE_SELF).map_or(0, |usage| usage.involuntary_context_switches())
@@ -239,6 +246,14 @@ mod tests {
         };
         let both = tuning(48, 128, 511, 105).or(tuning(192, 512, 120, 251));
         assert_eq!(both, tuning(96, 512, 120, 105));
+    }
+
+    #[test]
+    fn a_few_programs_disturb_a_wide_machine_as_well() {
+        let first = |threads| {
+            (0..1000).find(|preempted| is_disturbed(*preempted, threads, Duration::from_secs(1)))
+        };
+        assert_eq!([1, 2, 8, 128].map(first), [51, 51, 101, 401].map(Some));
     }
 
     #[test]

@@ -192,7 +192,10 @@ impl Kind {
             Kind::Bus => match text.parse::<Bus>() {
                 Ok(bus) => Ok(bus.to_string()),
                 // It says itself what to write.
-                Err(why) => Err(format!("{} is not accepted, since {why}", show(raw))),
+                Err(why) if !is_kept_back(raw) => {
+                    Err(format!("{} is not accepted, since {why}", show(raw)))
+                }
+                Err(_) => Err(self.refuse(raw)),
             },
             Kind::Listen => match text.parse::<Listen>() {
                 Ok(listen) => Ok(listen.to_string()),
@@ -236,6 +239,10 @@ impl Kind {
     }
 
     fn refuse_since(&self, raw: &Value, why: String) -> String {
+        // Which may quote a part of it.
+        if is_kept_back(raw) {
+            return self.refuse(raw);
+        }
         format!("{} is not accepted, since {why}; write {}", show(raw), self.accepted())
     }
 }
@@ -292,10 +299,19 @@ fn list(raw: &Value) -> Option<Vec<String>> {
     }
 }
 
-/// A value as it looks in a message: cut when it is long, and kept back where it may be a URL with a password or a key.
+/// Whether a value, or one in a list, may be a URL with a password or a key.
+fn is_kept_back(raw: &Value) -> bool {
+    match raw {
+        Value::String(_, text) => text.contains(['@', '?']),
+        Value::Array(_, values) => values.iter().any(is_kept_back),
+        _ => false,
+    }
+}
+
+/// A value as it looks in a message: cut when it is long, and kept back where it may hold a secret.
 pub(super) fn show(raw: &Value) -> String {
     match raw {
-        Value::String(_, text) if text.contains(['@', '?']) => {
+        Value::String(..) if is_kept_back(raw) => {
             "a text with @ or ? (not shown, as it may hold a secret)".to_owned()
         }
         Value::String(_, text) => {

@@ -234,11 +234,27 @@ fn what_is_known_takes_the_place_of_what_is_moved_aside() {
     let names = names(folder.path());
     assert!(names.len() == 2 && names[1].starts_with("state.json.corrupt-"), "{names:?}");
     assert_eq!(fs::read_to_string(folder.path().join(&names[1])).unwrap(), "damaged");
-    // Where that comes later, somebody may have taken it away.
-    state.aside = Some(folder.path().join("aside"));
+    // Somebody may have taken it away.
     fs::remove_file(&path).unwrap();
     state.save().unwrap();
     assert_eq!(StateFile::read(&path), (state, None));
+}
+
+/// As where the reload that found it came to nothing, so that nobody knows of it any more.
+#[test]
+fn what_is_damaged_meanwhile_is_moved_aside_by_the_next_change() {
+    let (folder, path) = place();
+    let mut state = sample(&path);
+    state.save().unwrap();
+    fs::write(&path, "damaged").unwrap();
+    // What is whole is written over.
+    for _ in 0..2 {
+        state.save().unwrap();
+        assert_eq!(StateFile::read(&path), (state.clone(), None));
+        let found = names(folder.path());
+        assert!(found.len() == 2 && found[1].starts_with("state.json.corrupt-"), "{found:?}");
+        assert_eq!(fs::read_to_string(folder.path().join(&found[1])).unwrap(), "damaged");
+    }
 }
 
 /// Where nothing is under its name the next look would take all changes back.

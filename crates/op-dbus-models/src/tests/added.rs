@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::fixture::{self, Bench, refusal, set};
+use super::fixture::{self, Bench, WORDS, refusal, set};
 
 /// A tokenizer that puts the tokens of these ids around a text.
 fn tokenizer(cls: &Value, sep: &Value) -> Value {
@@ -103,4 +103,58 @@ fn tokens_that_would_be_added_are_refused() {
     let told = json!({ "added_tokens_decoder": {}, "pad_token": "<pad>" });
     set(&mut files, settings, &told);
     Bench::new().import_files(&files).unwrap();
+}
+
+/// Imports one of this type with an added token of this id, and a vocabulary of one piece.
+fn import_with(model_type: &str, (id, token): (usize, &str), told: &Value) -> Result<(), String> {
+    let mut files = fixture::model(model_type);
+    let mut tokenizer = fixture::tokenizer(model_type);
+    tokenizer["model"]["vocab"] = json!({ "piece": 3 });
+    tokenizer["added_tokens"] = json!([{ "id": id, "content": token }]);
+    set(&mut files, "tokenizer.json", &tokenizer);
+    set(&mut files, "tokenizer_config.json", told);
+    Bench::new().import_files(&files).map(drop).map_err(|error| error.to_string())
+}
+
+/// Since version 5 of transformers.
+#[test]
+fn tokens_that_would_be_left_out_are_refused() {
+    let class = "BertTokenizer";
+    let import = |token: &str, told: Value| import_with("bert", (5, token), &told);
+    let message = import("hello", json!({ "added_tokens_decoder": {} })).unwrap_err();
+    let expected = format!(
+        "tokenizer.json with the token `hello`, which tokenizer_config.json lacks in \
+         added_tokens_decoder, where a {class} has them from; "
+    );
+    assert!(message.contains(&expected), "{message}");
+    for (token, told) in [
+        ("hello", json!({ "tokenizer_class": class })),
+        ("hello", json!({ "added_tokens_decoder": { "5": { "content": "hello" } } })),
+        ("hello", json!({ "added_tokens_decoder": {}, "mask_token": { "content": "hello" } })),
+        ("hello", json!({ "added_tokens_decoder": {}, "additional_special_tokens": ["hello"] })),
+        ("piece", json!({ "added_tokens_decoder": {} })),
+    ] {
+        assert_eq!(import(token, told.clone()), Ok(()), "{token} {told}");
+    }
+    let whole = json!({ "added_tokens_decoder": {}, "tokenizer_class": "PreTrainedTokenizerFast" });
+    assert_eq!(import("hello", whole), Ok(()));
+}
+
+/// As transformers saves CamemBERT's since 4.34: the class adds tokens that no model has a row for.
+#[test]
+fn tokens_that_are_not_used_need_no_rows() {
+    let import = |token: &str, told: Value| import_with("camembert", (WORDS, token), &told);
+    let unused = "<unk>NOTUSED";
+    let told = json!({
+        "tokenizer_class": "CamembertTokenizerFast",
+        "added_tokens_decoder": { WORDS.to_string(): { "content": unused } },
+        "additional_special_tokens": ["<s>NOTUSED", "</s>NOTUSED", unused],
+    });
+    import(unused, told).unwrap();
+    import(unused, json!({})).unwrap();
+    let whole = json!({ "tokenizer_class": "PreTrainedTokenizerFast" });
+    for (token, told) in [("<unk>", json!({})), (unused, whole)] {
+        let message = import(token, told).unwrap_err();
+        assert!(message.contains(&format!("ids of tokens up to {WORDS}")), "{message}");
+    }
 }

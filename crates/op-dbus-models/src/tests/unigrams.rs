@@ -41,7 +41,11 @@ fn what_agrees_with_the_class_is_taken() {
     let space = json!({ "type": "Metaspace", "add_prefix_space": true });
     let never = with("/pre_tokenizer/pretokenizers/1/prepend_scheme", json!("never"));
     let others = with("/post_processor", around("<b>", "</s>"));
+    let whole = json!({
+        "type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": true,
+    });
     let cases = [
+        ("xlm-roberta", with("/pre_tokenizer", whole), json!({})),
         ("xlm-roberta", tokenizer(), json!({})),
         ("camembert", tokenizer(), json!({ "add_prefix_space": true })),
         ("bert", tokenizer(), json!({ "tokenizer_class": "XLMRobertaTokenizerFast" })),
@@ -63,6 +67,9 @@ fn what_agrees_with_the_class_is_taken() {
 fn what_the_class_makes_anew_is_refused() {
     let [folded, lower] = ["NFKC", "Lowercase"].map(|kind| json!({ "type": kind }));
     let scheme = "/pre_tokenizer/pretokenizers/1/prepend_scheme";
+    let space = |key: &str, value: Value| {
+        with("/pre_tokenizer/pretokenizers/1", json!({ "type": "Metaspace", key: value }))
+    };
     let ends = "the post_processor RobertaProcessing, in place of which a XLMRobertaTokenizer puts one \
                 with bos_token <s> before a text and eos_token </s> behind it";
     let cases = [
@@ -77,6 +84,13 @@ fn what_the_class_makes_anew_is_refused() {
             with("/pre_tokenizer/pretokenizers/1/type", json!("WhitespaceSplit")),
             "the pre_tokenizer Sequence, in place of which a XLMRobertaTokenizer puts WhitespaceS",
         ),
+        (
+            with(scheme, json!("first")),
+            "the prepend_scheme \"first\" of its Metaspace, in place of which a XLMRobertaTokenizer \
+             puts always",
+        ),
+        (space("split", json!(false)), "the split false of its Metaspace, in place of which a X"),
+        (space("replacement", json!("_")), "the replacement \"_\" of its Metaspace, in place of"),
         (with("/post_processor", around("<s>", "<s>")), ends),
         (with("/model/type", json!("BPE")), "the type \"BPE\" in its model, in place of which a"),
         (with("/model/unk_id", json!(0)), "the unk_id 0 in its model, in place of which a XLMRo"),

@@ -39,7 +39,7 @@ impl Rules {
             | "LongformerTokenizer"
             | "MvpTokenizer"
             | "RobertaTokenizer" => Ok(Some(Self::Roberta)),
-            XLM_ROBERTA | "CamembertTokenizer" => Ok(Some(Self::Unigram)),
+            XLM_ROBERTA | CAMEMBERT => Ok(Some(Self::Unigram)),
             "PreTrainedTokenizer" | "TokenizersBackend" => Ok(None),
             other => Err(refuse(
                 format!("the tokenizer_class {other}"),
@@ -54,6 +54,7 @@ impl Rules {
 }
 
 const XLM_ROBERTA: &str = "XLMRobertaTokenizer";
+pub(super) const CAMEMBERT: &str = "CamembertTokenizer";
 
 /// The class by which transformers reads the tokenizer.
 fn class<'a>(told: &'a TokenizerConfig, config: Option<&'a Config>) -> Option<&'a str> {
@@ -63,7 +64,7 @@ fn class<'a>(told: &'a TokenizerConfig, config: Option<&'a Config>) -> Option<&'
         "mpnet" => Some("MPNetTokenizer"),
         "roberta" => Some("RobertaTokenizer"),
         "xlm-roberta" => Some(XLM_ROBERTA),
-        "camembert" => Some("CamembertTokenizer"),
+        "camembert" => Some(CAMEMBERT),
         _ => None,
     };
     let class = told.tokenizer_class.as_deref().or_else(of_config).or_else(of_type)?;
@@ -74,12 +75,12 @@ fn class<'a>(told: &'a TokenizerConfig, config: Option<&'a Config>) -> Option<&'
 /// done by that.
 type Switch = (&'static str, Option<bool>, bool, &'static str, bool);
 
-/// Compares what decides on the tokens with what the class makes of it.
-pub(super) fn check(
+/// Compares what decides on the tokens with what the class makes of it. Returns the class if it has rules of its own.
+pub(super) fn check<'a>(
     file: &TokenizerFile,
-    told: &TokenizerConfig,
-    config: Option<&Config>,
-) -> Result<(), Error> {
+    told: &'a TokenizerConfig,
+    config: Option<&'a Config>,
+) -> Result<Option<&'a str>, Error> {
     let splitter = &file.pre_tokenizer;
     // Of this one versions 4.48 to 4.57 of transformers make what the settings say, whatever the class.
     if splitter["type"] == "ByteLevel" {
@@ -87,8 +88,8 @@ pub(super) fn check(
         let wanted = told.add_prefix_space.unwrap_or(false);
         agree("", (PREFIX, told.add_prefix_space, wanted, PREFIX, has))?;
     }
-    let Some(class) = class(told, config) else { return Ok(()) };
-    let Some(rules) = Rules::of(class)? else { return Ok(()) };
+    let Some(class) = class(told, config) else { return Ok(None) };
+    let Some(rules) = Rules::of(class)? else { return Ok(None) };
     let switches = match rules {
         Rules::Bert | Rules::Mpnet => word_piece_switches(class, file, told)?,
         Rules::Roberta => check_bytes(class, file).map(|()| Vec::new())?,
@@ -97,7 +98,8 @@ pub(super) fn check(
     check_model((class, rules), &file.model, stated(&told.unk_token, "[UNK]"))?;
     check_around(class, file, special_tokens(rules, told))?;
     let of_class = format!("for a {class} ");
-    switches.into_iter().try_for_each(|switch| agree(&of_class, switch))
+    switches.into_iter().try_for_each(|switch| agree(&of_class, switch))?;
+    Ok(Some(class))
 }
 
 const PREFIX: &str = "add_prefix_space";
@@ -182,6 +184,16 @@ fn unigram_switches(
         return Err(rebuilt(class, "pre_tokenizer", splitter, "WhitespaceSplit and Metaspace"));
     };
     let wanted = told.add_prefix_space.unwrap_or(true);
+    let scheme = if wanted { "always" } else { "never" };
+    let is_other = |key: &str, own: Value| !space[key].is_null() && space[key] != own;
+    let parts = [
+        ("prepend_scheme", space["prepend_scheme"] == "first", scheme),
+        ("replacement", is_other("replacement", json!("▁")), "▁"),
+        ("split", is_other("split", json!(true)), "true"),
+    ];
+    if let Some((key, _, anew)) = parts.into_iter().find(|(_, is_other, _)| *is_other) {
+        return Err(replaced(class, &format!("the {key} {} of its Metaspace", space[key]), anew));
+    }
     let own_key = "add_prefix_space (prepend_scheme)";
     Ok(vec![(PREFIX, told.add_prefix_space, wanted, own_key, space["prepend_scheme"] != "never")])
 }

@@ -226,6 +226,9 @@ fn a_password_in_an_address_is_not_quoted() {
         "providers.remote.endpoints = \"https://b/v1?key=sesame\"\n",
         "http_listen = \"bob:sesame@b:8000\"\n",
         "bus = \"tcp://bob:sesame@b:8000\"\n",
+        "log = \"https://bob:sesame@b:1\"\n",
+        "gpu_device = \"https://bob:sesame,open@b\"\n",
+        "gpu_device = [\"0\", \"https://bob:sesame@b\"]\n",
     ] {
         let text = Tree::new(&[(MAIN, line)]).mistakes();
         assert!(text.contains("may hold a secret") && !text.contains("sesame"), "{text}");
