@@ -1,7 +1,7 @@
 //! Embedding over the bus: what a request has for input, split into calls, put together again.
 
 use std::collections::HashMap;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use op_dbus_api::{EmbedderProxy, Info, cosine, is_about_text, option, retry_after};
 use tokio::time::sleep;
@@ -12,7 +12,7 @@ use crate::bus::Lease;
 use crate::input::Inputs;
 use crate::limits;
 use crate::models;
-use crate::refusal::{Refusal, pause};
+use crate::refusal::Refusal;
 
 /// How it is embedded.
 #[derive(Default)]
@@ -78,22 +78,16 @@ pub async fn embed(
     let lists = inputs.lists.chunks(limits::TEXTS_PER_CALL).map(Part::Lists);
     // The next one is the last.
     let mut parts: Vec<Part<'_>> = texts.chain(lists).rev().collect();
-    let left = parts.iter().map(|part| part.size()).sum();
-    let mut rate = CallRate { left, deadline, sent: None, rest: Duration::ZERO };
     while let Some(part) = parts.pop() {
         let call = part.embedded(&embedder, options(wanted, deadline, &all.space));
         match lease.answer(call).await {
-            Ok(reply) => {
-                all.add(reply);
-                rate.check(Instant::now(), part.size())?;
-            }
+            Ok(reply) => all.add(reply),
             // What a call counts as is the service's to say, by its model and options.
             Err(refusal) if part.len() > 1 && is_of_all(&refusal) => parts.extend(part.halves()),
             Err(refusal) => {
                 // What is computed already would be lost.
-                if all.rows > 0 && passes(&refusal, rate.latest()).await {
+                if all.rows > 0 && passes(&refusal, deadline).await {
                     parts.push(part);
-                    rate.sent = Some(Instant::now());
                     continue;
                 }
                 // The service counts from the start of its call, and the client's list may be another.
@@ -115,9 +109,6 @@ pub async fn embed(
     }
 }
 
-/// What a text takes whatever its length, as bytes of one.
-const EACH_BYTES: usize = 16;
-
 /// What one call embeds.
 #[derive(Clone, Copy)]
 enum Part<'a> {
@@ -130,14 +121,6 @@ impl Part<'_> {
         match self {
             Self::Texts(texts) => texts.len(),
             Self::Lists(lists) => lists.len(),
-        }
-    }
-
-    /// What it takes, as far as it can be told here: bytes of text, and some for each.
-    fn size(self) -> usize {
-        match self {
-            Self::Texts(texts) => texts.iter().map(|text| EACH_BYTES + text.len()).sum(),
-            Self::Lists(lists) => lists.iter().map(|ids| EACH_BYTES + size_of_val(&ids[..])).sum(),
         }
     }
 
@@ -180,53 +163,15 @@ fn is_of_all(refusal: &Refusal) -> bool {
 }
 
 /// Whether a call that was refused is to be made again, after the wait that the refusal itself asks for: not where that
-/// has another reason than that the service is full for now, nor where the wait would last until the `latest`.
-pub async fn passes(refusal: &Refusal, latest: Instant) -> bool {
+/// has another reason than that the service is full for now, nor where the wait would last until the deadline.
+pub async fn passes(refusal: &Refusal, deadline: Instant) -> bool {
     let pause = retry_after(refusal.message()).unwrap_or(limits::ROOM_PAUSE);
     let pause = pause.max(limits::ROOM_PAUSE_MIN);
-    let passes = refusal.is_busy() && pause < latest.saturating_duration_since(Instant::now());
+    let passes = refusal.is_busy() && pause < deadline.saturating_duration_since(Instant::now());
     if passes {
         sleep(pause).await;
     }
     passes
-}
-
-/// How fast the calls of a request are answered: where the rest would take longer than there is time for,
-/// its client is told that rather than to wait for nothing.
-struct CallRate {
-    /// The [`size`](Part::size) of what no call has been answered for.
-    left: usize,
-    deadline: Instant,
-    /// When the call that is on its way was sent; none for the first, which may have had a model loaded.
-    sent: Option<Instant>,
-    /// How long the rest takes at the pace of the last call; nothing where that is not known.
-    rest: Duration,
-}
-
-impl CallRate {
-    /// A call of this size was answered at `now`.
-    fn check(&mut self, now: Instant, size: usize) -> Result<(), Refusal> {
-        self.left = self.left.saturating_sub(size);
-        let took = self.sent.replace(now).map(|sent| now - sent).unwrap_or_default();
-        let rest = took.mul_f64(self.left as f64 / size.max(1) as f64);
-        self.rest = rest;
-        let time = self.deadline.saturating_duration_since(now);
-        let Some(late) = rest.checked_sub(time).filter(|late| !late.is_zero()) else {
-            return Ok(());
-        };
-        let (rest, time) = (rest.as_secs(), time.as_secs());
-        let seconds = pause(late);
-        Err(Refusal::busy(format!(
-            "the rest of the request would take {rest} s more and has {time} s; send fewer texts in a \
-             request, or try again in {seconds} s"
-        ))
-        .retry_after(seconds))
-    }
-
-    /// When the next call has to be made for the rest to be done in time.
-    fn latest(&self) -> Instant {
-        self.deadline - self.rest
-    }
 }
 
 /// What the service refused, as the request has to be told: a model that was named and can't be had is the
@@ -319,6 +264,8 @@ impl Embedded {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[test]
@@ -357,34 +304,5 @@ mod tests {
         ] {
             assert_eq!(passes(&refusal, deadline).await, right, "{refusal:?}");
         }
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_full_service_is_not_waited_for_where_the_rest_would_come_too_late() {
-        let start = Instant::now();
-        let at = |s| start + Duration::from_secs(s);
-        let (deadline, sent, rest) = (at(70), Some(start), Duration::ZERO);
-        let mut rate = CallRate { left: 40, deadline, sent, rest };
-        assert_eq!(rate.latest(), deadline);
-        rate.check(at(10), 10).unwrap();
-        assert_eq!(rate.latest(), at(40), "30 more take 30 s");
-        for (pause, right) in [(30, true), (50, false)] {
-            let refusal = Refusal::busy(format!("the queue is full; try again in {pause} s"));
-            assert_eq!(passes(&refusal, rate.latest()).await, right, "{pause} s");
-        }
-    }
-
-    #[test]
-    fn a_request_whose_rest_takes_too_long_ends_before_its_time() {
-        let start = Instant::now();
-        let at = |s| start + Duration::from_secs(s);
-        let mut rate = CallRate { left: 48, deadline: at(100), sent: None, rest: Duration::ZERO };
-        // A model was loaded.
-        assert!(rate.check(at(40), 10).is_ok());
-        assert!(rate.check(at(50), 10).is_ok(), "28 more take until 78");
-        let refusal = rate.check(at(76), 10).unwrap_err();
-        assert!(refusal.message().contains("would take 46 s more and has 24 s"), "{refusal:?}");
-        let mut rate = CallRate { left: 1, deadline: at(100), sent: None, rest: Duration::ZERO };
-        assert!(rate.check(at(101), 1).is_ok(), "all of it is there");
     }
 }

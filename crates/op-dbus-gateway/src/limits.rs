@@ -62,8 +62,6 @@ pub const DISCARD_TIME: Duration = Duration::from_secs(5);
 /// How a client has to take a reply: who reads a little now and then would else keep what it holds for
 /// ever. The least rate is that of a line of 4 Mbit/s: 16,384 vectors of 384 numbers take 150 s there.
 pub const REPLY_PACE: Pace = Pace { time: Duration::from_secs(30), bytes_per_s: 500_000 };
-/// The longest that a client is told to wait: what keeps the gateway or the service busy may end sooner than it looks.
-pub const RETRY_S_MAX: u64 = 60;
 /// How long the service may take for a request: the deadline of its calls.
 pub const ANSWER_TIME: Duration = Duration::from_secs(120);
 /// How long a service that is full for now is left alone where it does not say how long, and the least.

@@ -1,13 +1,12 @@
 //! Places for work: of requests and texts that are worked on at once, until their replies are made, and of
 //! bytes of replies that wait to be read.
 
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
+use std::sync::Arc;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::limits;
-use crate::refusal::{Refusal, pause};
+use crate::refusal::Refusal;
 
 /// All places.
 pub struct Places {
@@ -17,8 +16,6 @@ pub struct Places {
     pub texts: Arc<Semaphore>,
     /// One for each byte of replies.
     pub replies: Arc<Semaphore>,
-    /// When one was taken or given back last.
-    moved: Mutex<Instant>,
 }
 
 impl Default for Places {
@@ -27,7 +24,6 @@ impl Default for Places {
             requests: Arc::new(Semaphore::new(limits::REQUESTS)),
             texts: Arc::new(Semaphore::new(limits::TEXTS_IN_FLIGHT)),
             replies: Arc::new(Semaphore::new(limits::REPLIES_BYTES)),
-            moved: Mutex::new(Instant::now()),
         }
     }
 }
@@ -45,7 +41,7 @@ impl Places {
     /// 429 where not.
     pub fn check(&self) -> Result<(), Refusal> {
         let is_free = self.requests.available_permits() > 0;
-        is_free.then_some(()).ok_or_else(|| self.no_request())
+        is_free.then_some(()).ok_or_else(no_request)
     }
 
     /// A place for a request.
@@ -54,26 +50,16 @@ impl Places {
     /// 429 while all are taken.
     pub fn take(self: &Arc<Self>) -> Result<Place, Refusal> {
         let permit = Arc::clone(&self.requests).try_acquire_owned();
-        let permit = permit.map_err(|_| self.no_request())?;
-        self.move_on();
+        let permit = permit.map_err(|_| no_request())?;
         Ok(Place { places: Arc::clone(self), held: vec![permit] })
     }
+}
 
-    fn no_request(&self) -> Refusal {
-        let limit = limits::REQUESTS;
-        self.busy(&format!("works on {limit} requests, which is its limit"))
-    }
-
-    fn busy(&self, why: &str) -> Refusal {
-        let moved = *self.moved.lock().unwrap_or_else(PoisonError::into_inner);
-        // What has taken long already has most often as long before it.
-        let seconds = pause(moved.elapsed());
-        Refusal::busy(format!("the gateway {why}; try again in {seconds} s")).retry_after(seconds)
-    }
-
-    fn move_on(&self) {
-        *self.moved.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
-    }
+fn no_request() -> Refusal {
+    let limit = limits::REQUESTS;
+    Refusal::busy(format!(
+        "the gateway works on {limit} requests, which is its limit; try again in 1 s"
+    ))
 }
 
 impl Place {
@@ -85,9 +71,10 @@ impl Place {
         let counted = texts.saturating_sub(limits::SMALL_TEXTS).max(least);
         let wanted = u32::try_from(counted).unwrap_or(u32::MAX);
         let permit = Arc::clone(&self.places.texts).try_acquire_many_owned(wanted);
-        let busy = |_| self.places.busy("has as many texts in flight as it takes");
+        let busy = |_| {
+            Refusal::busy("the gateway has as many texts in flight as it takes; try again in 1 s")
+        };
         self.held.push(permit.map_err(busy)?);
-        self.places.move_on();
         Ok(())
     }
 
@@ -98,14 +85,7 @@ impl Place {
         let wanted = u32::try_from(bytes).unwrap_or(u32::MAX);
         if let Ok(room) = Arc::clone(&self.places.replies).try_acquire_many_owned(wanted) {
             self.held = vec![room];
-            self.places.move_on();
         }
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        self.places.move_on();
     }
 }
 

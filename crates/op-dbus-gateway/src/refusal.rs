@@ -11,8 +11,6 @@ use op_dbus_api::{BUS_NAME, Error, ErrorName, about_text, is_about_text, retry_a
 use serde_json::json;
 use zbus::fdo;
 
-use crate::limits;
-
 /// The word for a service that can't be reached.
 const UNAVAILABLE: &str = "service_unavailable";
 
@@ -75,7 +73,7 @@ impl Refusal {
         Self::new(StatusCode::PAYLOAD_TOO_LARGE, "too_large", message)
     }
 
-    /// The gateway has its hands full.
+    /// The gateway has its hands full: its client is to come back after 1 s.
     pub fn busy(message: impl Into<String>) -> Self {
         Self::new(StatusCode::TOO_MANY_REQUESTS, "overloaded", message).retry_after(1)
     }
@@ -105,7 +103,7 @@ impl Refusal {
     }
 
     /// The client is to come back after this many seconds.
-    pub fn retry_after(mut self, seconds: u64) -> Self {
+    fn retry_after(mut self, seconds: u64) -> Self {
         self.retry_after_s = Some(seconds);
         self
     }
@@ -280,11 +278,6 @@ pub fn shaped(mut response: Response, shape: Shape) -> Response {
     response
 }
 
-/// In how many seconds whoever would wait so long is to come back.
-pub fn pause(wait: Duration) -> u64 {
-    wait.as_secs().clamp(1, limits::RETRY_S_MAX)
-}
-
 /// The service's hint when to come back, in whole seconds.
 fn seconds(message: &str) -> u64 {
     let hint = retry_after(message).unwrap_or_default();
@@ -295,6 +288,7 @@ fn seconds(message: &str) -> u64 {
 mod tests {
     use super::*;
     use crate::fuzz::said_to_post;
+    use crate::limits;
 
     /// The body of what is said without a service.
     fn said(path: &str, body: &str) -> serde_json::Value {
@@ -343,12 +337,6 @@ mod tests {
             let told = said("/v1/embeddings", body);
             assert_eq!(told["error"]["param"], param, "{told}");
         }
-    }
-
-    #[test]
-    fn who_is_refused_waits_for_a_second_to_a_minute() {
-        let after = |ms| pause(Duration::from_millis(ms));
-        assert_eq!([after(0), after(1500), after(20_000), after(7_200_000)], [1, 1, 20, 60]);
     }
 
     #[test]
