@@ -4,9 +4,10 @@
 use std::collections::HashMap;
 use std::io::{self, IsTerminal};
 use std::os::fd::AsFd;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::fmt::FmtContext;
@@ -112,7 +113,7 @@ impl OncePerUserAndMinute {
     /// Whether it is to be told of `uid` now; then it is not for a minute. Nor is it where it was of as many
     /// users as there is room for, so that neither this nor the log grows with them.
     pub fn is_due(&self, uid: u32) -> bool {
-        let mut told = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut told = self.0.lock();
         told.retain(|_, told| told.elapsed() < MINUTE);
         if told.len() >= USERS_MAX || told.contains_key(&uid) {
             return false;
@@ -127,12 +128,11 @@ static FILTER: Mutex<String> = Mutex::new(String::new());
 
 /// What is logged now, if logging was started: workers are told when they are.
 pub fn filter() -> Option<String> {
-    let filter = FILTER.lock().unwrap_or_else(PoisonError::into_inner);
-    Some(filter.clone()).filter(|filter| !filter.is_empty())
+    Some(FILTER.lock().clone()).filter(|filter| !filter.is_empty())
 }
 
 fn keep(filter: &str) {
-    filter.clone_into(&mut FILTER.lock().unwrap_or_else(PoisonError::into_inner));
+    filter.clone_into(&mut FILTER.lock());
 }
 
 /// Changes the filter while the program runs.

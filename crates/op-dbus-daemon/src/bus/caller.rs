@@ -4,12 +4,13 @@
 use std::collections::{HashMap, HashSet};
 use std::mem;
 use std::num::NonZeroU32;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt;
 use op_dbus_api::{Error, ErrorName};
 use op_dbus_engine::CancellationToken;
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
 use zbus::message::{Header, Type};
@@ -170,7 +171,7 @@ struct Ticket {
 
 impl Drop for Ticket {
     fn drop(&mut self) {
-        self.callers.known().remove(&self.sender, self.number);
+        self.callers.known.lock().remove(&self.sender, self.number);
     }
 }
 
@@ -219,7 +220,7 @@ impl Callers {
     /// that is known.
     fn register(self: &Arc<Self>, sender: &str) -> (Ticket, CancellationToken, Option<u32>) {
         let cancel = CancellationToken::default();
-        let mut known = self.known();
+        let mut known = self.known.lock();
         if known.ended {
             cancel.cancel();
         }
@@ -231,19 +232,19 @@ impl Callers {
 
     /// Not of a caller that has left while the bus was asked: nobody would forget it.
     fn remember(&self, ticket: &Ticket, uid: u32) {
-        self.known().remember(&ticket.sender, ticket.number, uid);
+        self.known.lock().remember(&ticket.sender, ticket.number, uid);
     }
 
     /// Cancels the calls of a connection that has left the bus, and forgets its user.
     pub(super) fn left(&self, name: &str) {
-        let calls = self.known().forget(name);
+        let calls = self.known.lock().forget(name);
         calls.into_values().for_each(|cancel| cancel.cancel());
         self.unread.left(name);
     }
 
     /// Who has called, to the best of our knowledge.
     fn names(&self) -> HashSet<Arc<str>> {
-        self.known().peers.keys().cloned().collect()
+        self.known.lock().peers.keys().cloned().collect()
     }
 
     /// What is told when the bus has not answered in time.
@@ -275,7 +276,7 @@ impl Callers {
     /// Cancels all calls, those that are not registered yet as well: the connection is over.
     pub fn end(&self) {
         let peers = {
-            let mut known = self.known();
+            let mut known = self.known.lock();
             known.ended = true;
             mem::take(&mut known.peers)
         };
@@ -319,11 +320,7 @@ impl Callers {
     /// Whether no call is on the list.
     #[cfg(test)]
     pub fn idle(&self) -> bool {
-        self.known().peers.values().all(|peer| peer.calls.is_empty())
-    }
-
-    fn known(&self) -> MutexGuard<'_, Known> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+        self.known.lock().peers.values().all(|peer| peer.calls.is_empty())
     }
 }
 

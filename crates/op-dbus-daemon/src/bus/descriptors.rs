@@ -7,7 +7,7 @@ use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::mem;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -17,6 +17,7 @@ use nix::sys::socket::{setsockopt, sockopt};
 use nix::sys::stat::fstat;
 use nix::unistd::pipe2;
 use op_dbus_api::{Error, ErrorName};
+use parking_lot::Mutex;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tracing::warn;
@@ -106,7 +107,7 @@ impl Descriptors {
     /// # Errors
     /// `QuotaExceeded`, `Overloaded`: it is closed then, and its stubs stand for nothing.
     pub fn keep(&self, mut arrived: Arrived, sender: Option<&str>) -> Result<(), Error> {
-        let mut held = lock(&self.held);
+        let mut held = self.held.lock();
         if let Some(sender) = sender {
             held.add(sender, arrived.count, self.most)?;
         }
@@ -119,7 +120,7 @@ impl Descriptors {
             // Nobody writes into it: it is readable once all ends for that are closed.
             let _ = arrived.ours.readable().await;
             let left = {
-                let mut held = lock(&arrived.all.held);
+                let mut held = arrived.all.held.lock();
                 if let Some(sender) = sender {
                     held.remove(&sender, arrived.count);
                 }
@@ -132,13 +133,13 @@ impl Descriptors {
 
     /// What came in the place of this stub; itself, if nothing did.
     pub fn take(&self, stub: OwnedFd) -> OwnedFd {
-        let came = identity(&stub).ok().and_then(|pipe| lock(&self.held).came.remove(&pipe));
+        let came = identity(&stub).ok().and_then(|pipe| self.held.lock().came.remove(&pipe));
         came.unwrap_or(stub)
     }
 
     /// Closes them on threads that nobody waits for.
     pub fn close(&self, descriptors: impl IntoIterator<Item = OwnedFd>) {
-        let mut closing = lock(&self.closing);
+        let mut closing = self.closing.lock();
         closing.waiting.extend(descriptors);
         if closing.waiting.is_empty() {
             return;
@@ -164,7 +165,7 @@ impl Descriptors {
 impl Drop for Descriptors {
     /// Nor does the end of the service wait for one.
     fn drop(&mut self) {
-        let left = mem::take(&mut lock(&self.held).came);
+        let left = mem::take(&mut self.held.lock().came);
         self.close(left.into_values());
     }
 }
@@ -228,7 +229,7 @@ impl Closing {
 
 /// The next to be closed by a thread, which ends where there is none.
 fn next(closing: &Mutex<Closing>) -> Option<OwnedFd> {
-    let mut closing = lock(closing);
+    let mut closing = closing.lock();
     let next = closing.waiting.pop_front();
     if next.is_some() {
         (closing.begun, closing.is_told) = (Some(Instant::now()), false);
@@ -260,10 +261,6 @@ fn stubs(count: usize) -> io::Result<(Pipe, AsyncFd<OwnedFd>, Vec<OwnedFd>)> {
 fn identity(fd: impl AsFd) -> io::Result<Pipe> {
     let stat = fstat(fd)?;
     Ok((stat.st_dev, stat.st_ino))
-}
-
-fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
-    of.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

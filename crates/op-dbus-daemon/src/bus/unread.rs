@@ -5,11 +5,12 @@
 mod account;
 mod shares;
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use op_dbus_api::{Error, ErrorName};
+use parking_lot::Mutex;
 use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 use zbus::{Connection, fdo};
@@ -151,7 +152,7 @@ struct Held<'a> {
 impl Drop for Held<'_> {
     fn drop(&mut self) {
         let gives_back = |share: &mut Share| share.held = share.held.saturating_sub(self.bytes);
-        self.unread.known().shares.change(self.caller, gives_back);
+        self.unread.known.lock().shares.change(self.caller, gives_back);
     }
 }
 
@@ -205,27 +206,27 @@ impl Unread {
 
     /// Forgets a caller that has left the bus: what it left is gone with it.
     pub fn left(&self, caller: &str) {
-        self.known().shares.remove(caller);
+        self.known.lock().shares.remove(caller);
     }
 
     /// Whether a reply that has come has taken room; none where it is time to look before it does: a look that came
     /// between that and the sending would not see it.
     fn enter_at_once(&self, caller: &Caller, reply: Reply) -> Option<bool> {
-        let mut known = self.known();
+        let mut known = self.known.lock();
         let stands = known.standing(caller);
         let is_due = stands.unread.is_much() && !known.is_untold();
         (!is_due).then(|| known.enter(caller, stands, reply, false))
     }
 
     fn enter(&self, caller: &Caller, reply: Reply, waits: bool) -> bool {
-        let mut known = self.known();
+        let mut known = self.known.lock();
         let stands = known.standing(caller);
         known.enter(caller, stands, reply, waits)
     }
 
     fn hold<'a>(&'a self, caller: &'a Caller, reply: Reply) -> Result<Held<'a>, Error> {
         let bytes = reply.held().saturating_add(caller.call_bytes).saturating_add(CALL_BYTES);
-        let mut known = self.known();
+        let mut known = self.known.lock();
         let held = known.standing(caller).held;
         let held_max = held.user_max(HELD_BYTES);
         if held.own.saturating_add(bytes) > held_max {
@@ -241,18 +242,18 @@ impl Unread {
     }
 
     fn sums(&self, caller: &Caller) -> Sums {
-        self.known().standing(caller).unread
+        self.known.lock().standing(caller).unread
     }
 
     /// When the caller was last seen to have read.
     fn read(&self, caller: &Caller) -> Option<Instant> {
-        self.known().shares.get(caller.sender()).and_then(|share| share.read)
+        self.known.lock().shares.get(caller.sender()).and_then(|share| share.read)
     }
 
     /// Asks the bus what lies there from us, and where that is much for whom, unless somebody does.
     async fn look(&self, connection: &Connection) {
         let Ok(_alone) = self.looking.try_lock() else { return };
-        let known = self.known().shares.all();
+        let known = self.known.lock().shares.all();
         let answer = async {
             if lying(connection, Side::Sent, &own_name(connection)).await? > LITTLE_BYTES {
                 return self.look_at_each(connection, known).await;
@@ -265,13 +266,13 @@ impl Unread {
         let Ok(end) = timeout(LOOK_MAX, answer).await else { return };
         // Its policy, or another kind of bus, whose accounts are the receivers'.
         if let Err(error) = end {
-            let before = self.known().untold.replace(Instant::now());
+            let before = self.known.lock().untold.replace(Instant::now());
             // Not each minute: some never will.
             if before.is_none() {
                 info!("the bus does not tell what callers leave unread there ({error})");
             }
         }
-        self.known().shares.forget_empty();
+        self.known.lock().shares.forget_empty();
     }
 
     async fn look_at_each(
@@ -297,11 +298,7 @@ impl Unread {
     }
 
     fn learn(&self, name: &str, was: Share, lies: u64) {
-        self.known().shares.change(name, |share| share.learn(was, lies));
-    }
-
-    fn known(&self) -> MutexGuard<'_, Known> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+        self.known.lock().shares.change(name, |share| share.learn(was, lies));
     }
 }
 

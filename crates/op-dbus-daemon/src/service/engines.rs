@@ -2,11 +2,12 @@
 //! until their last call has ended.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 use futures_util::future::join_all;
 use op_dbus_api::ErrorName;
 use op_dbus_engine::{Cache, EngineConfig, Ledger, MemoryUse, Presence, Snapshot, Stats};
+use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 
@@ -168,15 +169,12 @@ impl Service {
             }
             kind.push(letter.to_ascii_lowercase());
         }
-        let failures = &self.0.engines.failures;
-        let mut failures = failures.lock().unwrap_or_else(PoisonError::into_inner);
-        *failures.entry(kind).or_default() += 1;
+        *self.0.engines.failures.lock().entry(kind).or_default() += 1;
     }
 
     /// Calls that were refused or failed since the start, by kind.
     pub fn failures(&self) -> BTreeMap<String, u64> {
-        let failures = &self.0.engines.failures;
-        failures.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.0.engines.failures.lock().clone()
     }
 
     /// What was counted since the start, of all engines, and what is in them now.

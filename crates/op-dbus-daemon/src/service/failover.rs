@@ -1,7 +1,7 @@
 //! Calls that outlive their provider: made once more on the one that takes its place.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use op_dbus_engine::{CancellationToken, Error as EngineError, Reply};
@@ -74,10 +74,8 @@ impl Service {
     /// Where another provider comes behind these, not so soon after the last time: then both lose calls that have
     /// nothing, and that one is to be tried.
     fn acquit(&self, suspect: Arc<Served>, next: Arc<Served>) {
-        let mut acquitted = suspect.acquitted.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_soon =
-            acquitted.replace(Instant::now()).is_some_and(|at| at.elapsed() < ACQUITTED_AGAIN);
-        drop(acquitted);
+        let before = suspect.acquitted.lock().replace(Instant::now());
+        let is_soon = before.is_some_and(|at| at.elapsed() < ACQUITTED_AGAIN);
         if is_soon && self.now().may_have_successor(&next) {
             return;
         }

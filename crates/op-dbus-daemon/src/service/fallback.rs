@@ -33,7 +33,7 @@ impl Service {
 
     /// The same of a model beside the one in force, which nobody follows but its callers.
     pub(super) fn tell_stand_in_beside(&self, served: &Arc<Served>) {
-        if served.engine.stand_in().is_some() == served.stand_in_told().is_some() {
+        if served.engine.stand_in().is_some() == served.stand_in_told.lock().is_some() {
             return;
         }
         let now = self.now();
@@ -46,7 +46,7 @@ impl Service {
     fn tell_stand_in_of(&self, served: &Served, now: &Now) {
         let (stand_in, reason) = now.stand_in_of(served);
         let told = stand_in.is_some().then(|| reason.clone());
-        let before = replace(&mut *served.stand_in_told(), told);
+        let before = replace(&mut *served.stand_in_told.lock(), told);
         match (stand_in, before) {
             (Some(it), None) => {
                 self.tell_runs(&it.provider, &reason, &served.model, now.settings());

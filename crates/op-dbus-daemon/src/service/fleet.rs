@@ -3,11 +3,12 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use futures_util::future::{BoxFuture, FutureExt, OptionFuture, Shared};
 use op_dbus_engine::Anteroom;
+use parking_lot::Mutex;
 
 use super::engines::Engines;
 use super::load::{Before, Reasons, Refused, Tries};
@@ -179,7 +180,7 @@ impl Fleet {
 
     /// Has `better` serve in the place of `fallback`; false where that does not serve any more.
     pub(super) fn replace(&self, fallback: &Arc<Served>, better: &Arc<Served>) -> bool {
-        let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut entries = self.entries.lock();
         let is_it = |entry: &&mut Entry| entry.served().is_some_and(|it| Arc::ptr_eq(it, fallback));
         let Some(entry) = entries.get_mut(&fallback.choice).filter(is_it) else { return false };
         *entry = Entry::of(better);
@@ -188,7 +189,7 @@ impl Fleet {
 
     /// Has `served`, which comes into force, be found here: it may have been taken out as idle before it was.
     pub(super) fn keep(&self, served: &Arc<Served>) {
-        let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut entries = self.entries.lock();
         let known = entries.get(&served.choice).and_then(Entry::served);
         if !known.is_some_and(|known| Arc::ptr_eq(known, served)) {
             entries.insert(served.choice.clone(), Entry::of(served));
@@ -201,7 +202,7 @@ impl Fleet {
         purpose: Purpose<'_>,
         stale: impl FnOnce(&Entry) -> bool,
     ) -> Load {
-        let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut entries = self.entries.lock();
         if let Some(entry) = entries.get(choice).filter(|entry| !stale(entry)) {
             return entry.load.clone();
         }
@@ -212,14 +213,13 @@ impl Fleet {
 
     /// Lets go of every engine but that of `keep`. Calls that are in one hold it until they end.
     pub(super) fn retain(&self, keep: Option<&Choice>) {
-        let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
-        entries.retain(|choice, _| Some(choice) == keep);
+        self.entries.lock().retain(|choice, _| Some(choice) == keep);
     }
 
     /// Takes every engine out but that of `keep` in which no call was for `time`.
     pub(super) fn take_idle(&self, keep: Option<&Choice>, time: Duration) -> Vec<Arc<Served>> {
         let idle = |served: &Served| served.engine.idle_for().is_some_and(|idle| idle >= time);
-        let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut entries = self.entries.lock();
         let out = |choice: &Choice, entry: &mut Entry| {
             Some(choice) != keep && entry.served().is_some_and(|served| idle(served))
         };
@@ -234,14 +234,12 @@ impl Fleet {
 
     /// Every engine that is there.
     pub(super) fn served(&self) -> Vec<Arc<Served>> {
-        let entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
-        entries.values().filter_map(Entry::served).cloned().collect()
+        self.entries.lock().values().filter_map(Entry::served).cloned().collect()
     }
 
     /// Lets go of every engine, once its calls have ended, and keeps what batches were seen to cost.
     pub(super) async fn close(&self) {
-        let entries =
-            std::mem::take(&mut *self.entries.lock().unwrap_or_else(PoisonError::into_inner));
+        let entries = std::mem::take(&mut *self.entries.lock());
         let loaded: Vec<Arc<Served>> =
             entries.values().filter_map(Entry::served).cloned().collect();
         let keep = move || loaded.iter().for_each(|served| served.keep_costs());

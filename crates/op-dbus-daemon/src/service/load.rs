@@ -6,8 +6,8 @@ mod explained;
 mod refused;
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use op_dbus_engine::{
@@ -15,6 +15,7 @@ use op_dbus_engine::{
 };
 use op_dbus_models::Model;
 use op_dbus_models::manifest::halves_by_itself;
+use parking_lot::Mutex;
 
 use super::costs::{self, Place};
 use super::provider::{self, Host};

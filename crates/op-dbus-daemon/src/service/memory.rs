@@ -1,7 +1,7 @@
 //! Memory that is given back: models unloaded when nobody calls or somebody asks, devices let go while
 //! the machine sleeps, and what can be spared in between.
 
-use std::sync::{Arc, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
@@ -131,7 +131,7 @@ impl Service {
         give_back((engines, spare)).await;
         let own = before.saturating_sub(memory::resident());
         let bytes = of_workers + own;
-        let mut given = self.given();
+        let mut given = self.0.given.lock();
         given.trims += 1;
         given.bytes += bytes;
         drop(given);
@@ -165,11 +165,7 @@ impl Service {
 
     /// What was given back since the start.
     pub fn given_back(&self) -> GivenBack {
-        *self.given()
-    }
-
-    fn given(&self) -> MutexGuard<'_, GivenBack> {
-        self.0.given.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.0.given.lock()
     }
 
     /// Unloads what nobody has called for as long as the settings say, and tells when to look again;

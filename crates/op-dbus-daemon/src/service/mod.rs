@@ -72,7 +72,7 @@ struct Inner {
     telemetry: Option<Telemetry>,
     /// Held while memory is given back: what one trim gives back another must not count.
     trimming: Mutex<()>,
-    given: std::sync::Mutex<GivenBack>,
+    given: parking_lot::Mutex<GivenBack>,
     /// How often another provider came to run than was asked for.
     fallbacks: AtomicU64,
     /// Permits for the inputs that wait for another provider.

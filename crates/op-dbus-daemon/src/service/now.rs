@@ -92,7 +92,7 @@ impl Now {
 
     /// The same of a model that is loaded, in force or beside it.
     pub fn stand_in_of(&self, served: &Served) -> (Option<Description>, String) {
-        let (reason, told) = (&served.fallback_reason, served.stand_in_told().clone());
+        let (reason, told) = (&served.fallback_reason, served.stand_in_told.lock().clone());
         // Nobody looks for another provider but for the one in force.
         let is_in_force = self.served().is_some_and(|it| ptr::eq(Arc::as_ptr(it), served));
         match (served.engine.stand_in(), told) {

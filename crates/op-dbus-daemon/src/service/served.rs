@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use op_dbus_engine::{
@@ -11,6 +11,7 @@ use op_dbus_engine::{
     Priority, Reply, RowSink, Truncate,
 };
 use op_dbus_models::{Level, Model, Store};
+use parking_lot::Mutex;
 use tracing::warn;
 
 use super::costs::{self, Place};
@@ -198,11 +199,6 @@ impl Served {
             && self.max_input_tokens == other.max_input_tokens
             && self.prompts == other.prompts
             && self.default_prompt == other.default_prompt
-    }
-
-    /// Why the CPU beside its provider stands in for that, as it was told.
-    pub(super) fn stand_in_told(&self) -> MutexGuard<'_, Option<String>> {
-        self.stand_in_told.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Keeps what batches were seen to cost for the next start. Waits for the disk.

@@ -1,6 +1,8 @@
 //! Which line of which file each text of a command is.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 /// Where the texts of each file begin, as far as they have been read. It takes memory for each file, and none for a
 /// text.
@@ -10,12 +12,12 @@ pub struct Places(Arc<Mutex<Vec<(u64, String)>>>);
 impl Places {
     /// Text number `first` of all, if one comes, is the first line of this file.
     pub fn begin(&self, first: u64, file: &str) {
-        self.starts().push((first, file.to_owned()));
+        self.0.lock().push((first, file.to_owned()));
     }
 
     /// The line that text number `index` of all is; none of a text that was an argument.
     pub fn line(&self, index: u64) -> Option<String> {
-        let starts = self.starts();
+        let starts = self.0.lock();
         // Files without a line begin where the next one does, and the last of these has it.
         let begun = starts.partition_point(|(first, _)| *first <= index);
         let (first, file) = starts.get(begun.checked_sub(1)?)?;
@@ -25,10 +27,6 @@ impl Places {
     /// What text number `index` of all is called.
     pub fn name(&self, index: u64) -> String {
         self.line(index).unwrap_or_else(|| format!("text {index}"))
-    }
-
-    fn starts(&self) -> MutexGuard<'_, Vec<(u64, String)>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

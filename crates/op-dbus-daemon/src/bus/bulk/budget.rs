@@ -2,9 +2,10 @@
 //! bytes of results.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use op_dbus_api::{Error, ErrorName, RESULT_BYTES_ALL_MAX, RESULT_BYTES_MAX};
+use parking_lot::Mutex;
 
 /// What is counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -113,7 +114,7 @@ impl Budget {
     /// `QuotaExceeded`, `Overloaded`.
     pub fn place(self: &Arc<Self>, uid: u32, work: Work) -> Result<Place, Error> {
         let ((own_max, all_max), (what, remedy)) = (self.most(work), work.words());
-        let mut shares = self.lock();
+        let mut shares = self.shares.lock();
         let all: usize = shares.values().map(|share| share.places[work as usize]).sum();
         let own = shares.get(&uid).map_or(0, |share| share.places[work as usize]);
         if own >= own_max {
@@ -129,17 +130,13 @@ impl Budget {
     }
 
     fn give_back(&self, uid: u32, take: impl FnOnce(&mut Share)) {
-        let mut shares = self.lock();
+        let mut shares = self.shares.lock();
         if let Some(share) = shares.get_mut(&uid) {
             take(share);
             if *share == Share::default() {
                 shares.remove(&uid);
             }
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<u32, Share>> {
-        self.shares.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -150,7 +147,7 @@ impl Grant {
     /// `TooLarge` for a result that never fits, `QuotaExceeded` for one beside the user's others,
     /// `Overloaded` for one beside those of all users.
     pub fn more(&mut self, bytes: u64) -> Result<(), Error> {
-        let mut shares = self.budget.lock();
+        let mut shares = self.budget.shares.lock();
         let before = shares.get(&self.uid).map_or(0, |share| share.bytes);
         let all: u64 = shares.values().map(|share| share.bytes).sum();
         let (own_max, all_max) = self.budget.results_max;
@@ -213,7 +210,7 @@ mod tests {
             places.extend(others);
             assert_eq!(budget.place(99, work).unwrap_err().name(), ErrorName::Overloaded);
             drop(places);
-            assert!(budget.lock().is_empty(), "a user without work is forgotten");
+            assert!(budget.shares.lock().is_empty(), "a user without work is forgotten");
         }
         let budget = Arc::<Budget>::default();
         let _streams: Vec<_> = (0..4).map(|_| budget.place(1, Work::Stream).unwrap()).collect();
@@ -280,6 +277,6 @@ mod tests {
         all.pop();
         whole(users).unwrap();
         drop(all);
-        assert!(budget.lock().is_empty());
+        assert!(budget.shares.lock().is_empty());
     }
 }

@@ -26,7 +26,7 @@ fn who_leaves_while_the_bus_is_asked_is_not_remembered() {
 
 /// Who is known, with the user where that is.
 fn users(callers: &Callers) -> Vec<(String, Option<u32>)> {
-    callers.known().peers.values().map(|peer| (peer.name.to_string(), peer.uid)).collect()
+    callers.known.lock().peers.values().map(|peer| (peer.name.to_string(), peer.uid)).collect()
 }
 
 /// Whoever they were: a call under way is told that its caller has left.

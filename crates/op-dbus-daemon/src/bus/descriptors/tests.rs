@@ -46,7 +46,7 @@ async fn what_was_sent_is_taken_by_its_stub_or_closed_with_it() {
     let (sent, reader) = pipe();
     drop(kept(&descriptors, vec![sent]));
     assert_eq!(is_closed(reader).await, b"");
-    assert!(lock(&descriptors.held).came.is_empty());
+    assert!(descriptors.held.lock().came.is_empty());
     // As where its message was never whole.
     let (sent, reader) = pipe();
     drop(descriptors.hold(vec![sent]));
@@ -83,7 +83,7 @@ async fn what_hangs_when_it_is_closed_does_so_elsewhere() {
         drop(kept(&descriptors, vec![first, second]));
         peers.extend([one, other]);
     }
-    while !lock(&descriptors.held).came.is_empty() {
+    while !descriptors.held.lock().came.is_empty() {
         tokio::task::yield_now().await;
     }
     let (sent, reader) = pipe();
@@ -142,8 +142,8 @@ async fn one_sender_and_all_have_so_many_at_a_time() {
         tokio::task::yield_now().await;
     }
     drop(all);
-    while lock(&descriptors.held).all > 0 {
+    while descriptors.held.lock().all > 0 {
         tokio::task::yield_now().await;
     }
-    assert!(lock(&descriptors.held).senders.is_empty(), "a sender without any is forgotten");
+    assert!(descriptors.held.lock().senders.is_empty(), "a sender without any is forgotten");
 }

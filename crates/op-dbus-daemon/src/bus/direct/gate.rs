@@ -4,9 +4,10 @@
 use std::collections::HashMap;
 use std::io;
 use std::num::NonZeroU32;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use op_dbus_api::INLINE_REPLY_BYTES_MAX;
+use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// Bytes that the large calls of one user may have on all its direct connections, and as many its replies, which may
@@ -95,7 +96,7 @@ impl Gate {
             return;
         }
         let Ok(room) = self.user.replies.take(bytes).await else { return };
-        if let Some(held) = self.calls().get_mut(&serial) {
+        if let Some(held) = self.calls.lock().get_mut(&serial) {
             held.push(room);
         }
     }
@@ -105,7 +106,7 @@ impl Gate {
     /// # Errors
     /// `InvalidData` for a serial of a call that is under way: its room would be given back twice.
     pub fn enter(&self, serial: NonZeroU32, room: Held) -> io::Result<()> {
-        match self.calls().insert(serial, room) {
+        match self.calls.lock().insert(serial, room) {
             None => Ok(()),
             Some(_) => Err(io::Error::new(
                 io::ErrorKind::InvalidData,
@@ -116,11 +117,7 @@ impl Gate {
 
     /// The call `serial` has its reply, or never will.
     pub fn answered(&self, serial: NonZeroU32) {
-        self.calls().remove(&serial);
-    }
-
-    fn calls(&self) -> MutexGuard<'_, HashMap<NonZeroU32, Held>> {
-        self.calls.lock().unwrap_or_else(PoisonError::into_inner)
+        self.calls.lock().remove(&serial);
     }
 }
 

@@ -6,9 +6,10 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::future::Future;
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::thread;
 
+use parking_lot::Mutex;
 use tokio::runtime::{self, Handle, Runtime};
 use tokio::sync::oneshot;
 
@@ -66,7 +67,7 @@ impl Threads {
     /// # Errors
     /// When the system has no more threads or descriptors.
     pub fn of(&self, uid: u32, place: Place) -> io::Result<Seat> {
-        let mut users = self.users();
+        let mut users = self.users.lock();
         let user = match users.entry(uid) {
             Entry::Occupied(user) => user.into_mut(),
             Entry::Vacant(none) => {
@@ -82,10 +83,6 @@ impl Threads {
         thread.connections += 1;
         let runtime = thread.runtime.clone();
         Ok(Seat { threads: self.clone(), runtime, uid, number, place: Some(place), room })
-    }
-
-    fn users(&self) -> MutexGuard<'_, HashMap<u32, User>> {
-        self.users.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -129,7 +126,7 @@ impl Seat {
 
 impl Drop for Seat {
     fn drop(&mut self) {
-        let mut users = self.threads.users();
+        let mut users = self.threads.users.lock();
         let Entry::Occupied(mut user) = users.entry(self.uid) else { return };
         user.get_mut().threads[self.number].connections -= 1;
         if user.get().threads.iter().any(|thread| thread.connections > 0) {

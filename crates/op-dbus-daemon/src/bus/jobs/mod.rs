@@ -9,9 +9,10 @@ mod tree;
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use op_dbus_api::{Error, ErrorName, JOBS_PATH};
+use parking_lot::Mutex;
 use tokio::task::JoinSet;
 use zbus::OwnedObjectPath;
 
@@ -37,22 +38,14 @@ impl Jobs {
     /// Ends all jobs, and returns once their objects are gone.
     pub async fn end(&self) {
         let ended = || ServiceError::ShuttingDown.into();
-        self.all().values().for_each(|job| job.end(ended()));
-        let mut lives = std::mem::take(&mut *self.lives());
+        self.all.lock().values().for_each(|job| job.end(ended()));
+        let mut lives = std::mem::take(&mut *self.lives.lock());
         while lives.join_next().await.is_some() {}
     }
 
     /// The jobs of a user, by name.
     fn of(&self, uid: u32) -> Vec<Arc<Job>> {
-        self.all().values().filter(|job| job.is_of(uid)).cloned().collect()
-    }
-
-    fn all(&self) -> MutexGuard<'_, BTreeMap<String, Arc<Job>>> {
-        self.all.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn lives(&self) -> MutexGuard<'_, JoinSet<()>> {
-        self.lives.lock().unwrap_or_else(PoisonError::into_inner)
+        self.all.lock().values().filter(|job| job.is_of(uid)).cloned().collect()
     }
 }
 
@@ -65,14 +58,14 @@ struct Listed {
 impl Listed {
     fn new(jobs: Arc<Jobs>, job: Job) -> Self {
         let job = Arc::new(job);
-        jobs.all().insert(job.name.clone(), job.clone());
+        jobs.all.lock().insert(job.name.clone(), job.clone());
         Self { jobs, job }
     }
 }
 
 impl Drop for Listed {
     fn drop(&mut self) {
-        self.jobs.all().remove(&self.job.name);
+        self.jobs.all.lock().remove(&self.job.name);
     }
 }
 
@@ -108,7 +101,7 @@ impl Calls {
         let told = life.appear().await.map_err(|error| {
             Error::new(ErrorName::Failed, format!("a job could not be shown on the bus ({error})"))
         })?;
-        let mut lives = jobs.lives();
+        let mut lives = jobs.lives.lock();
         // Those that have ended are let go.
         while lives.try_join_next().is_some() {}
         lives.spawn(life.live(source, wanted, told));

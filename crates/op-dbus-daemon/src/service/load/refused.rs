@@ -1,9 +1,10 @@
 //! What became of providers when they were tried.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use op_dbus_engine::is_same_news;
+use parking_lot::Mutex;
 
 use crate::service::Error;
 use crate::settings::Provider;
@@ -60,16 +61,16 @@ impl Refused {
 
     /// Takes note of how a try for a model has ended; false where it was refused for what it was before.
     pub(super) fn note<T>(&self, provider: Provider, model: &str, end: &Result<T, Error>) -> bool {
-        let mut unfit = self.unfit.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut unfit = self.unfit.lock();
         let _ = match end {
             Err(Error::Unfit(_)) => unfit.insert((provider, model.to_owned())),
             _ => unfit.remove(&(provider, model.to_owned())),
         };
-        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last = self.last.lock();
         match end {
             Ok(_) => {
                 last.remove(&provider);
-                let mut worked = self.worked.0.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut worked = self.worked.0.lock();
                 worked.entry(provider).or_default().insert(model.to_owned());
                 true
             }
@@ -84,25 +85,23 @@ impl Refused {
 
     /// Why a provider does not work, if it was tried and did not.
     pub(in crate::service) fn of(&self, provider: Provider) -> Option<String> {
-        self.last.lock().unwrap_or_else(PoisonError::into_inner).get(&provider).cloned()
+        self.last.lock().get(&provider).cloned()
     }
 
     /// Whether a provider has worked since the service was started, for any model.
     pub(in crate::service) fn has_worked(&self, provider: Provider) -> bool {
-        let worked = self.worked.0.lock().unwrap_or_else(PoisonError::into_inner);
-        worked.contains_key(&provider)
+        self.worked.0.lock().contains_key(&provider)
     }
 
     /// Whether a provider can't have a model, as it was found when that was tried last.
     pub(in crate::service) fn is_unfit(&self, provider: Provider, model: &str) -> bool {
-        let unfit = self.unfit.lock().unwrap_or_else(PoisonError::into_inner);
-        unfit.contains(&(provider, model.to_owned()))
+        self.unfit.lock().contains(&(provider, model.to_owned()))
     }
 
     /// Whether a provider that refuses a model was lost: the model had it, or another one had and it is not this model
     /// that is too large for it.
     pub(super) fn is_lost(&self, provider: Provider, model: &str, refusal: &Error) -> bool {
-        let worked = self.worked.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let worked = self.worked.0.lock();
         let of_model = matches!(refusal, Error::Unfit(_) | Error::NoRoom(_));
         worked.get(&provider).is_some_and(|models| !of_model || models.contains(model))
     }

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
 
 use op_dbus_models::{Error as StoreError, FileRecord, manifest, runtime};
+use parking_lot::Mutex;
 
 use super::{CPU, Host, store};
 use crate::settings::Settings;
@@ -69,13 +69,12 @@ fn once<T, E>(
     // Before they are read: what is written meanwhile has another one.
     let stamps: Option<Vec<Stamp>> =
         files.iter().map(|file| stamp(&folder.join(&file.path))).collect();
-    let verified = || VERIFIED.lock().unwrap_or_else(PoisonError::into_inner);
-    if again && stamps.is_some() && verified().get(folder) == stamps.as_ref() {
+    if again && stamps.is_some() && VERIFIED.lock().get(folder) == stamps.as_ref() {
         return Ok(());
     }
     compare()?;
     if let Some(stamps) = stamps {
-        verified().insert(folder.to_owned(), stamps);
+        VERIFIED.lock().insert(folder.to_owned(), stamps);
     }
     Ok(())
 }

@@ -186,7 +186,7 @@ async fn a_device_that_is_back_when_its_model_comes_into_force_is_told_when_it_i
         assert!(tells.as_mut().now_or_never().is_none());
         service.moved(Some(other.clone()), |_| {});
         assert!(tells.as_mut().now_or_never().is_none());
-        let told = other.stand_in_told().clone();
+        let told = other.stand_in_told.lock().clone();
         assert_eq!(told, None, "what served before: {served_before}");
         device.goes(&other).await;
         assert!(tells.as_mut().now_or_never().is_none());
