@@ -15,6 +15,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::telemetry::message_id;
 use crate::text_file::{self, Unusable, folder};
 
 /// The only version there is.
@@ -168,14 +169,22 @@ impl StateFile {
     }
 
     /// Writes the file and waits until the disk has it. A folder that is not there is made, for its
-    /// owner alone. What is there and is damaged is moved aside, as by [`repair`](Self::repair).
+    /// owner alone. What is there and can't be used is moved aside, as by [`repair`](Self::repair).
     ///
     /// # Errors
     /// When this fails the file on disk is the old one, whole. Where all that fails is to make sure of the folder,
     /// the new one is there, and it is a warning.
     pub fn save(&mut self) -> Result<(), StateError> {
-        let is_damaged = matches!(read(&self.path), Err(Unusable::Damaged(_)));
-        self.replace(is_damaged.then(|| aside(&self.path)).as_deref())
+        let unusable = read(&self.path).err();
+        let goes = unusable.filter(|why| !matches!(why, Unusable::Unreadable(_)));
+        let aside = goes.is_some().then(|| aside(&self.path));
+        self.replace(aside.as_deref())?;
+        if let (Some(why), Some(aside)) = (goes, aside) {
+            let told = format!("{}; it was moved to {}", why.reason(), aside.display());
+            let told = not_used(&self.path, &told);
+            tracing::warn!(MESSAGE_ID = message_id::STATE_CORRUPT, "{told}");
+        }
+        Ok(())
     }
 
     /// Writes the file, where there is an `aside` once what is there has that name as well.

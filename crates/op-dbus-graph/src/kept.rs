@@ -92,15 +92,15 @@ impl Kind {
     }
 }
 
-/// How long [`lock`] waits. Who holds a folder for longer hangs, was stopped or has much to do: rather twice the work
-/// than none.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// How long [`lock`] waits, twice. Who holds a folder for longer hangs, was stopped or has much to do: rather twice the
+/// work than none, and within the two minutes that a worker has for its load by default.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A folder within one that is held for too long, which one at a time holds of those that wait no longer: all at once
 /// would slow down who is at work. None of a [`Kind`]'s files has such a name.
 const IMPATIENT: &str = ".impatient";
 
-/// Waits for a minute at most until nobody else holds this folder, and keeps it from others until what is returned goes,
+/// Waits for half a minute until nobody else holds this folder, and keeps it from others until what is returned goes,
 /// be it that the process is killed. Then one of those that wait goes ahead, and the others wait as long again until
 /// either is done. Nothing where that is in vain, or it can't be made or locked.
 pub fn lock(folder: &Path) -> Option<File> {

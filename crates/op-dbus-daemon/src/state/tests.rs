@@ -257,6 +257,20 @@ fn what_is_damaged_meanwhile_is_moved_aside_by_the_next_change() {
     }
 }
 
+#[test]
+fn what_others_may_write_meanwhile_is_moved_aside_by_the_next_change() {
+    let (folder, path) = place();
+    let mut state = sample(&path);
+    state.save().unwrap();
+    let restored = fs::read_to_string(&path).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o666)).unwrap();
+    state.save().unwrap();
+    assert_eq!(StateFile::read(&path), (state, None));
+    let found = names(folder.path());
+    assert!(found.len() == 2 && found[1].starts_with("state.json.corrupt-"), "{found:?}");
+    assert_eq!(fs::read_to_string(folder.path().join(&found[1])).unwrap(), restored);
+}
+
 /// Where nothing is under its name the next look would take all changes back.
 #[test]
 fn what_is_known_and_cannot_be_written_leaves_the_damaged_file_in_its_place() {

@@ -126,19 +126,14 @@ pub fn refuse_head(
     outputs: &[Port<'_>],
     dimensions: Option<usize>,
 ) -> Result<(), String> {
-    let has_width = |port: &Port<'_>| port.floats.and_then(<[i64]>::last) != Some(&-1);
-    let chosen = outputs.iter().find(|port| port.name == output.name);
-    // Where the width was said, what states none is not meant beside what states it.
-    let is_said = dimensions.is_some() && chosen.is_some_and(has_width);
-    let is_meant = |port: &Port<'_>| !is_said || has_width(port);
-    let has_tokens = || outputs.iter().any(|port| fits(port, 3, dimensions) && is_meant(port));
+    let has_tokens = || outputs.iter().any(|port| fits(port, 3, dimensions));
     if output.per_token || is_finished(&output.name) || !has_tokens() {
         return Ok(());
     }
     Err(format!(
         "{} has a vector per text, as the embedding or BERT's classifier head may be, beside one per token; name \
          the embedding sentence_embedding, or the one per token last_hidden_state, or say with --dimensions which \
-         it is if they differ in that",
+         it is if the graph states that they differ in that",
         output.name
     ))
 }
@@ -207,15 +202,14 @@ mod tests {
         assert!(is_unclear(&wide, head(), Some(768)) && is_unclear(&wide, head(), None));
         let untold = || port("output_1", Some(&[-1, -1]));
         assert!(is_unclear(&wide, untold(), Some(768)) && is_unclear(&any, untold(), Some(768)));
+        assert!(is_unclear(&any, head(), Some(768)));
         for name in ["sentence_embedding", "pooler_output", "logits"] {
             assert!(!is_unclear(&wide, port(name, Some(&[-1, 768])), None), "{name}");
         }
         // None of the vectors per token state that width.
         let narrow = || port("output_1", Some(&[-1, 512]));
-        for states in [wide, any] {
-            assert!(!is_unclear(&states, narrow(), Some(512)), "{states:?}");
-            assert!(is_unclear(&states, narrow(), None), "{states:?}");
-        }
+        assert!(!is_unclear(&wide, narrow(), Some(512)));
+        assert!(is_unclear(&wide, narrow(), None) && is_unclear(&any, narrow(), None));
         let alone = [head()];
         assert_eq!(refuse_head(&choose(&alone, None).unwrap(), &alone, None), Ok(()));
     }
