@@ -81,10 +81,18 @@ impl Source {
                 Ok((found, (end, wanted))) => {
                     let bytes = if let Found::File(Some(end)) = found { end } else { 0 };
                     let file = File::from(fd);
+                    // That of a pipe, for which nothing is waited here but what its writer and its reader do at this
+                    // moment, is free when the call ends, however soon.
+                    let lent = Arc::downgrade(&place_of_thread);
+                    let held = matches!(found, Found::File(_)).then_some(place_of_thread);
                     // Where nobody waits for it any more nothing is read.
-                    let place = match tell.send(Ok((bytes, wanted))).is_ok() {
-                        true => found.read(&file, &end, &sender, place_of_thread),
-                        false => Some(place_of_thread),
+                    let place = match (tell.send(Ok((bytes, wanted))), found) {
+                        (Err(_), _) => held,
+                        (Ok(()), Found::File(size)) => {
+                            read(&file, size, &sender);
+                            held
+                        }
+                        (Ok(()), Found::Pipe) => read_to_end(&file, &end, &sender, &lent),
                     };
                     // Before its place is free, and that before the end is told. Where its call has ended nothing
                     // counts this thread, which may hang.
@@ -201,36 +209,22 @@ fn check_size(bytes: u64) -> Result<(), Error> {
     Err(Error::new(ErrorName::TooLarge, message))
 }
 
-impl Found {
-    /// Reads it to its end, or until nobody wants more, as `end` tells. Returns the place, to be held until it is closed;
-    /// that of a pipe, for which nothing is waited here but what its writer and its reader do at this moment, is free
-    /// when the call ends.
-    fn read(
-        self,
-        file: &File,
-        end: &OwnedFd,
-        pieces: &mpsc::Sender<io::Result<Vec<u8>>>,
-        place: Arc<Place>,
-    ) -> Option<Arc<Place>> {
-        match self {
-            Self::File(size) => {
-                read(file, size, pieces);
-                Some(place)
-            }
-            Self::Pipe => {
-                let weak = Arc::downgrade(&place);
-                drop(place);
-                match read_pipe(file, end, pieces, &weak) {
-                    // Its call waits to be told.
-                    Ok(true) => weak.upgrade(),
-                    Ok(false) => None,
-                    Err(error) => {
-                        // Nobody listens when the call has ended.
-                        let _ = pieces.blocking_send(Err(error));
-                        None
-                    }
-                }
-            }
+/// Reads a pipe to its end, or until nobody wants more, as `end` tells. Returns the place that is `lent` as long as the
+/// call goes on, to be held until the pipe is closed.
+fn read_to_end(
+    file: &File,
+    end: &OwnedFd,
+    pieces: &mpsc::Sender<io::Result<Vec<u8>>>,
+    lent: &Weak<Place>,
+) -> Option<Arc<Place>> {
+    match read_pipe(file, end, pieces, lent) {
+        // Its call waits to be told.
+        Ok(true) => lent.upgrade(),
+        Ok(false) => None,
+        Err(error) => {
+            // Nobody listens when the call has ended.
+            let _ = pieces.blocking_send(Err(error));
+            None
         }
     }
 }
