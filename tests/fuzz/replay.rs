@@ -6,6 +6,11 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::panic::catch_unwind;
 use std::path::Path;
 
+#[path = "../harness/random.rs"]
+mod random;
+
+use random::Random;
+
 /// Changes of one case, and bytes of them together: a large one takes its time.
 const CHANGES_MAX: usize = 100;
 const CHANGED_BYTES_MAX: usize = 100_000;
@@ -36,7 +41,7 @@ fn changed_cases_do_no_harm() {
             for number in 0..CHANGES_MAX.min(CHANGED_BYTES_MAX / bytes.len().max(1)) {
                 let mut hasher = DefaultHasher::new();
                 (seed, name, &case, number).hash(&mut hasher);
-                let changed = changed(bytes.clone(), &mut Random(hasher.finish()));
+                let changed = changed(bytes.clone(), &mut Random::new(hasher.finish()));
                 let (done, told) = (catch_unwind(|| target(&changed)), changed.escape_ascii());
                 assert!(done.is_ok(), "{SEED}={seed}, {name}/{case}, change {number}: {told}");
             }
@@ -53,19 +58,6 @@ fn cases(target: &str) -> Vec<(String, Vec<u8>)> {
         (name, fs::read(case.path()).expect("a case"))
     };
     cases.map(|case| read(case.expect("a case"))).collect()
-}
-
-/// Numbers that look random and are the same in every run: SplitMix64.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, end: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((z ^ (z >> 31)) % end as u64) as usize
-    }
 }
 
 /// One to four changes: a bit, a byte more, a part that goes or comes twice, or an end.

@@ -61,7 +61,7 @@ def tokenizer() -> None:
 
 def worker() -> None:
     description = {"provider": "sim", "device": "sim:0", "devices": 1, "precision": "f32",
-                   "engine": "sim", "isa": "", "dimensions": 2, "batch_tokens": 0, "load_ms": 0,
+                   "engine": "sim", "isa": "", "dimensions": 2, "batch_tokens": 0, "largest_tokens": 0, "load_ms": 0,
                    "pid": 1, "sandbox": ""}
     use = {"buffers": {"found": 1, "made": 2}, "transfers": {"in_place": 3, "copied": 4},
            "arena": {"bytes": 5, "in_use": 6, "in_use_max": 7, "hits": 8, "misses": 9}, "replays": 10}
@@ -81,7 +81,7 @@ def worker() -> None:
         + vectors(1, 0, 0, 1, place=255))
     put("worker-answers", "unloadable",
         b'{"unloadable": {"kind": "other", "message": "no"}}')
-    hello = {"hello": {"version": 7, "shape": {"tokens_max": 8, "rows_max": 4, "dimensions": 2}}}
+    hello = {"hello": {"version": 8, "shape": {"tokens_max": 8, "rows_max": 4, "dimensions": 2}}}
     run = lambda number, slot, rows, tokens: {
         "run": {"number": number, "slot": slot, "rows": rows, "tokens": tokens}}
     asked = [hello, run(1, 0, 2, 3), {"trim": {"number": 2}}, run(3, 1, 4, 8), run(4, 0, 5, 9),
@@ -137,7 +137,6 @@ def model_files() -> dict[str, bytes]:
         "2_Dense/config.json": {"in_features": 2, "out_features": 3, "bias": True,
                                 "activation_function": "torch.nn.modules.activation.Tanh"},
         "special_tokens_map.json": {"cls_token": "[CLS]", "sep_token": {"content": "[SEP]"}},
-        "model.safetensors.index.json": {"weight_map": {"a": "model.safetensors"}},
     }
     return {name: json.dumps(value).encode() for name, value in values.items()}
 
@@ -374,8 +373,8 @@ endpoints = ["https://localhost:8000"]
 protocol = "oip"
 
 [providers.cuda]
-gpu_mem_limit = "64MiB"
-tunable_op_enable = true
+cudnn_conv_algo_search = "DEFAULT"
+use_tf32 = true
 options = { prefer_nhwc = "1" }
 \0VECTOR_LEVEL=medium\0THREADS=2\0FALLBACK=tensorrt,cuda\0CACHE_BYTES=64MiB""")
     put("settings", "wrong", b"vector_levle = 'low'\nthreads = -1\n[providers.cdua]\nx = 1\n\0LOG=\xff\0NONE=1")

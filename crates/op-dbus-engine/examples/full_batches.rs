@@ -93,12 +93,7 @@ impl Backend for OneByOne {
 /// Clients with many texts a call.
 fn bulk(name: &str, factory: BackendFactory, calls: usize) -> Result<(), Failure> {
     let batch = BatchLimits::accelerator(Some(SHAPE.tokens_max));
-    let model = ModelShape {
-        dimensions: SHAPE.dimensions,
-        max_input_tokens: 256,
-        normalized: true,
-        matryoshka: vec![],
-    };
+    let model = ModelShape::new(SHAPE.dimensions, 256);
     let pools = vec![Pool { batch, ..Pool::new(factory) }];
     let engine = Engine::start(Tokenizer::bytes(256), model, pools, EngineConfig::default())?;
     let runtime = tokio::runtime::Runtime::new()?;

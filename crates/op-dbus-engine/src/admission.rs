@@ -1,6 +1,7 @@
 //! Admission: permits for all texts of a call before any work, from a global and a per-user budget.
 
 mod ledger;
+mod loading;
 mod turn;
 mod waiting;
 
@@ -14,8 +15,9 @@ use crate::error::{Error, Excess};
 use crate::wait::until;
 
 pub use ledger::Ledger;
+pub use loading::{LoadAdmission, LoadPermit};
 pub(crate) use turn::{Claim, Time};
-use turn::{Made, Share};
+use turn::{Share, TokenRatio};
 
 /// What a text costs at least: one token per this many bytes, so that the budget of tokens bounds
 /// the memory of texts that are cut to a few tokens later.
@@ -43,7 +45,7 @@ struct State {
     closed: bool,
     /// Users with calls in flight.
     by_uid: HashMap<u32, Share>,
-    made: Made,
+    token_ratio: TokenRatio,
     /// When the last call of a user has ended, or the engine was started.
     last_call: Instant,
 }
@@ -91,7 +93,7 @@ impl Admission {
             state: Mutex::new(State {
                 closed: false,
                 by_uid: HashMap::new(),
-                made: Made::default(),
+                token_ratio: TokenRatio::default(),
                 last_call: Instant::now(),
             }),
             ledger,
@@ -115,7 +117,7 @@ impl Admission {
         }
         let mut counted = self.ledger.lock();
         counted.check(uid, tokens, &self.limits, tokens_per_s)?;
-        claim.check_time(&state.by_uid, state.made)?;
+        claim.check_time(&state.by_uid, state.token_ratio)?;
         counted.take(uid, tokens);
         drop(counted);
         Ok(self.grant(&mut state, claim))
@@ -196,7 +198,7 @@ impl Permit {
         let room = counted.saturating_sub(held).min(self.held);
         self.held -= room;
         let mut state = self.admission.lock();
-        state.made.note(counted, real);
+        state.token_ratio.note(counted, real);
         state.release(self.uid, self.class, tokens);
         drop(state);
         self.admission.give_back(self.uid, room);

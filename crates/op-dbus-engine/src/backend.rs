@@ -1,4 +1,4 @@
-//! The one door between the engine and whatever computes: a batch of token ids in, vectors out.
+//! The one interface between the engine and whatever computes: a batch of token ids in, vectors out.
 
 use crate::batch::Batch;
 use crate::buckets::Buckets;
@@ -30,6 +30,9 @@ pub struct Description {
     pub batch_tokens: usize,
     /// The shapes that it rounds batches up to; none where it does not.
     pub buckets: Option<Buckets>,
+    /// Tokens of the largest batch, padding included, that it has computed by itself since it was loaded, to measure or
+    /// to prepare: that to which what its arena had in use at most belongs.
+    pub largest_tokens: usize,
     /// Time from start to ready.
     pub load_ms: u64,
     /// Process that computes; our own for a backend that runs in-process.

@@ -60,22 +60,22 @@ struct State {
 #[derive(Debug, Default)]
 struct User {
     /// By engine: one that ends, or is unloaded, takes its own along whole, however much that is.
-    shelves: HashMap<u64, Shelf>,
+    partitions: HashMap<u64, Partition>,
     bytes: u64,
 }
 
 /// What one user has of one engine; those that were asked for last come first.
 #[derive(Debug)]
-struct Shelf {
-    entries: LruCache<u128, Slot>,
+struct Partition {
+    entries: LruCache<u128, LruEntry>,
     bytes: u64,
 }
 
-/// A vector, and the number of its last use: the order of what lies on several shelves.
+/// A vector, and the number of its last use: the order of what lies in several partitions.
 #[derive(Debug)]
-struct Slot {
+struct LruEntry {
     used: u64,
-    entry: Arc<Entry>,
+    cached: Arc<CachedVector>,
 }
 
 /// What finds a vector: the engine, and the hash of all else.
@@ -87,7 +87,7 @@ pub(crate) struct Key {
 
 /// A vector as its caller got it.
 #[derive(Debug)]
-pub(crate) struct Entry {
+pub(crate) struct CachedVector {
     pub vector: Box<[f32]>,
     /// Tokens that were embedded for it.
     pub tokens: u32,
@@ -98,7 +98,7 @@ pub(crate) struct Entry {
 
 /// A vector that was computed just now.
 #[derive(Debug)]
-pub(crate) struct Computed<'a> {
+pub(crate) struct NewVector<'a> {
     pub vector: &'a [f32],
     /// Tokens that were embedded for it.
     pub tokens: u32,
@@ -165,15 +165,15 @@ impl Cache {
         let mut gone = Vec::new();
         let mut state = self.lock();
         state.users.retain(|_, user| {
-            if let Some(shelf) = user.shelves.remove(&engine) {
-                user.bytes -= shelf.bytes;
-                gone.push(shelf);
+            if let Some(partition) = user.partitions.remove(&engine) {
+                user.bytes -= partition.bytes;
+                gone.push(partition);
             }
-            !user.shelves.is_empty()
+            !user.partitions.is_empty()
         });
         let kept = Kept {
-            vectors: gone.iter().map(|shelf| shelf.entries.len() as u64).sum(),
-            bytes: gone.iter().map(|shelf| shelf.bytes).sum(),
+            vectors: gone.iter().map(|partition| partition.entries.len() as u64).sum(),
+            bytes: gone.iter().map(|partition| partition.bytes).sum(),
         };
         state.kept.vectors -= kept.vectors;
         state.kept.bytes -= kept.bytes;
@@ -206,25 +206,25 @@ impl Cache {
     }
 
     /// What is there of each key for a user, and was asked for just now.
-    pub(crate) fn find(&self, uid: u32, keys: &[Key]) -> Vec<Option<Arc<Entry>>> {
+    pub(crate) fn find(&self, uid: u32, keys: &[Key]) -> Vec<Option<Arc<CachedVector>>> {
         let mut state = self.lock();
         let State { users, uses, .. } = &mut *state;
         // The keys of a call are of one engine.
         let engine = keys.first().map(|key| key.engine);
-        let shelf = users.get_mut(&uid).and_then(|user| user.shelves.get_mut(&engine?));
-        let Some(shelf) = shelf else { return vec![None; keys.len()] };
+        let partition = users.get_mut(&uid).and_then(|user| user.partitions.get_mut(&engine?));
+        let Some(partition) = partition else { return vec![None; keys.len()] };
         let find = |key: &Key| {
-            let slot = shelf.entries.get_mut(&key.hash)?;
+            let entry = partition.entries.get_mut(&key.hash)?;
             *uses += 1;
-            slot.used = *uses;
-            Some(Arc::clone(&slot.entry))
+            entry.used = *uses;
+            Some(Arc::clone(&entry.cached))
         };
         keys.iter().map(find).collect()
     }
 
     /// Keeps the vector of one input for its user.
-    pub(crate) fn keep(&self, uid: u32, key: Key, computed: &Computed<'_>) {
-        let Computed { vector, tokens, truncated, by } = *computed;
+    pub(crate) fn keep(&self, uid: u32, key: Key, new: &NewVector<'_>) {
+        let NewVector { vector, tokens, truncated, by } = *new;
         let (vector, bytes) = (vector.into(), bytes(vector));
         let mut state = self.lock();
         // Behind the lock: who takes the room away empties it once.
@@ -234,7 +234,7 @@ impl Cache {
         }
         let origin = state.origin(by);
         state.take((uid, key.engine), |entries| entries.pop(&key.hash));
-        state.put(uid, key, Entry { vector, tokens, truncated, origin });
+        state.put(uid, key, CachedVector { vector, tokens, truncated, origin });
         state.shrink(room);
     }
 
@@ -254,41 +254,41 @@ fn bytes(vector: &[f32]) -> u64 {
 
 impl State {
     /// Puts one in that is not there.
-    fn put(&mut self, uid: u32, key: Key, entry: Entry) {
-        let bytes = bytes(&entry.vector);
+    fn put(&mut self, uid: u32, key: Key, cached: CachedVector) {
+        let bytes = bytes(&cached.vector);
         self.uses += 1;
-        let slot = Slot { used: self.uses, entry: Arc::new(entry) };
+        let entry = LruEntry { used: self.uses, cached: Arc::new(cached) };
         let user = self.users.entry(uid).or_default();
-        let shelf = user
-            .shelves
+        let partition = user
+            .partitions
             .entry(key.engine)
-            .or_insert_with(|| Shelf { entries: LruCache::unbounded(), bytes: 0 });
-        shelf.entries.push(key.hash, slot);
-        shelf.bytes += bytes;
+            .or_insert_with(|| Partition { entries: LruCache::unbounded(), bytes: 0 });
+        partition.entries.push(key.hash, entry);
+        partition.bytes += bytes;
         user.bytes += bytes;
         self.kept.vectors += 1;
         self.kept.bytes += bytes;
     }
 
-    /// Takes one out, and the shelf and the user that have none left.
+    /// Takes one out, and the partition and the user that have none left.
     fn take(
         &mut self,
         (uid, engine): (u32, u64),
-        one: impl FnOnce(&mut LruCache<u128, Slot>) -> Option<Slot>,
+        one: impl FnOnce(&mut LruCache<u128, LruEntry>) -> Option<LruEntry>,
     ) {
         let Some(user) = self.users.get_mut(&uid) else { return };
-        let Some(shelf) = user.shelves.get_mut(&engine) else { return };
-        if let Some(Slot { entry, .. }) = one(&mut shelf.entries) {
-            let bytes = bytes(&entry.vector);
-            shelf.bytes -= bytes;
+        let Some(partition) = user.partitions.get_mut(&engine) else { return };
+        if let Some(LruEntry { cached, .. }) = one(&mut partition.entries) {
+            let bytes = bytes(&cached.vector);
+            partition.bytes -= bytes;
             user.bytes -= bytes;
             self.kept.bytes -= bytes;
             self.kept.vectors -= 1;
         }
-        if shelf.entries.is_empty() {
-            user.shelves.remove(&engine);
+        if partition.entries.is_empty() {
+            user.partitions.remove(&engine);
         }
-        if user.shelves.is_empty() {
+        if user.partitions.is_empty() {
             self.users.remove(&uid);
         }
     }
@@ -296,8 +296,9 @@ impl State {
     /// Whose vector goes first: of who has the most, what was asked for the longest ago.
     fn next_to_go(&self) -> Option<(u32, u64)> {
         let (uid, user) = self.users.iter().max_by_key(|(_, user)| user.bytes)?;
-        let oldest = |shelf: &Shelf| shelf.entries.peek_lru().map(|(_, slot)| slot.used);
-        let (engine, _) = user.shelves.iter().min_by_key(|(_, shelf)| oldest(shelf))?;
+        let oldest =
+            |partition: &Partition| partition.entries.peek_lru().map(|(_, entry)| entry.used);
+        let (engine, _) = user.partitions.iter().min_by_key(|(_, partition)| oldest(partition))?;
         Some((*uid, *engine))
     }
 
@@ -308,7 +309,7 @@ impl State {
                 return true;
             }
             let Some(next) = self.next_to_go() else { return true };
-            self.take(next, |entries| entries.pop_lru().map(|(_, slot)| slot));
+            self.take(next, |entries| entries.pop_lru().map(|(_, entry)| entry));
         }
         self.kept.bytes <= room
     }

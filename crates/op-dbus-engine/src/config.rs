@@ -96,7 +96,7 @@ impl BatchLimits {
     /// Tokens for each thread beyond which no batch grows, however the machine was measured: whoever
     /// comes while it is computed has to wait.
     const MEASURED_TOKENS_MAX: usize = 2048;
-    /// Padded tokens of a batch on an accelerator, which has more lanes to fill than a CPU, where nothing was
+    /// Padded tokens of a batch on an accelerator, which has more cores to fill than a CPU, where nothing was
     /// measured.
     pub const ACCELERATOR_TOKENS: usize = 8192;
     /// Those beyond which no batch on an accelerator grows, however it was measured.
@@ -140,7 +140,7 @@ impl BatchLimits {
         }
     }
 
-    /// For an accelerator, which has more lanes to fill than a CPU. Without `tokens_max` what was measured
+    /// For an accelerator, which has more cores to fill than a CPU. Without `tokens_max` what was measured
     /// counts.
     pub fn accelerator(tokens_max: Option<usize>) -> Self {
         let tokens = tokens_max.unwrap_or(Self::ACCELERATOR_TOKENS_MAX);
@@ -195,7 +195,7 @@ pub struct EngineConfig {
     /// A worker that has not embedded the engine's own text for this long does so, idle or between two batches, so
     /// that one that was lost meanwhile, or is not what it was, is replaced, if it is idle before anybody needs it.
     /// [`Engine::canary`](crate::Engine::canary) may have it asked sooner. Less than a millisecond counts as one.
-    pub idle_check: Duration,
+    pub check_interval: Duration,
     /// Vectors of texts that come again; off by default. Engines may share one.
     pub cache: Arc<Cache>,
     /// What is counted of calls, batches and workers. Engines may count together: what is told outlives
@@ -211,7 +211,7 @@ impl Default for EngineConfig {
         Self {
             limits: Limits::default(),
             tokenizer_threads: 1,
-            idle_check: Duration::from_secs(60),
+            check_interval: Duration::from_secs(60),
             cache: Arc::new(Cache::new(0)),
             stats: Arc::default(),
             ledger: Arc::default(),
@@ -252,20 +252,17 @@ pub struct Pool {
 impl Pool {
     /// One worker under the default limits.
     pub fn new(factory: BackendFactory) -> Self {
-        let batch = BatchLimits::default();
-        let (workers, reserved, reference, holds_device, whole) = (1, 0, None, false, false);
-        let (devices, costs, losses_max) = (Vec::new(), BTreeMap::new(), None);
         Self {
             factory,
-            workers,
-            reserved,
-            batch,
-            reference,
-            holds_device,
-            devices,
-            whole,
-            costs,
-            losses_max,
+            workers: 1,
+            reserved: 0,
+            batch: BatchLimits::default(),
+            reference: None,
+            holds_device: false,
+            devices: Vec::new(),
+            whole: false,
+            costs: BTreeMap::new(),
+            losses_max: None,
         }
     }
 
@@ -286,4 +283,11 @@ pub struct ModelShape {
     pub normalized: bool,
     /// Sizes below `dimensions` that the model was trained to be cut to; empty for most models.
     pub matryoshka: Vec<usize>,
+}
+
+impl ModelShape {
+    /// A model whose vectors have length one and are not to be cut.
+    pub fn new(dimensions: usize, max_input_tokens: usize) -> Self {
+        Self { dimensions, max_input_tokens, normalized: true, matryoshka: Vec::new() }
+    }
 }

@@ -2,6 +2,7 @@
 
 mod admit;
 mod canary;
+mod costs;
 mod end;
 mod losses;
 mod tokens;
@@ -18,18 +19,18 @@ use crate::cache::{Cache, Kept};
 use crate::call::{Call, Inputs, Reply, Truncate};
 use crate::config::{EngineConfig, Limits, ModelShape, Pool};
 use crate::dispatch::{BACKOFF, Shared};
-use crate::door::Door;
 use crate::error::{Error, Excess};
 use crate::job::{Job, Lookup, Terms};
 use crate::output::Output;
 use crate::prepare::{Chunk, Input, Preparer, chunks, is_small, weighed};
 use crate::reference::Reference;
-use crate::roster::Roster;
+use crate::registry::Registry;
 use crate::scheduler::Scheduler;
 use crate::start::{CANARY, probe, spawn, start_workers};
 use crate::stats::Snapshot;
 use crate::status::WorkerStatus;
 use crate::tokenizer::Tokenizer;
+use crate::tokenizer_threads::TokenizerThreads;
 
 /// The engine. Cheap to clone; the workers stop when the last clone is gone.
 #[derive(Clone, Debug)]
@@ -45,7 +46,7 @@ struct Inner {
     number: u64,
     admission: Arc<Admission>,
     preparer: Preparer,
-    door: Door,
+    tokenizer_threads: TokenizerThreads,
     /// Ends the calls that outlast a drain.
     gone: CancellationToken,
 }
@@ -64,9 +65,10 @@ impl Engine {
         pools: Vec<Pool>,
         config: EngineConfig,
     ) -> Result<Self, BackendError> {
-        let EngineConfig { limits, tokenizer_threads, idle_check, cache, stats, ledger } = config;
-        let roster = Roster::new(&pools, &model);
-        let scheduler = Arc::new(Scheduler::new(&limits, idle_check, roster, stats));
+        let EngineConfig { limits, tokenizer_threads, check_interval, cache, stats, ledger } =
+            config;
+        let registry = Registry::new(&pools, &model);
+        let scheduler = Arc::new(Scheduler::new(&limits, check_interval, registry, stats));
         let reference = pools.first().and_then(|pool| pool.reference.clone());
         let probe = probe(&tokenizer, CANARY)?;
         let number = cache.enter();
@@ -82,7 +84,7 @@ impl Engine {
         start_workers(&Arc::new(shared))?;
         let preparer = Preparer { tokenizer, scheduler };
         let threads = tokenizer_threads.max(1);
-        let (door, receiver) = Door::new(threads);
+        let (tokenizer_threads, receiver) = TokenizerThreads::new(threads);
         let engine = Self(Arc::new(Inner {
             admission: Admission::new(&limits, ledger),
             limits,
@@ -91,7 +93,7 @@ impl Engine {
             number,
             cache,
             preparer: preparer.clone(),
-            door,
+            tokenizer_threads,
             gone: CancellationToken::default(),
         }));
         let receiver = Arc::new(Mutex::new(receiver));
@@ -200,13 +202,13 @@ impl Engine {
     /// For how long the worker that has computed longest has done so; none where nobody computes.
     pub fn busy_for(&self) -> Option<Duration> {
         let scheduler = self.scheduler();
-        let busy_us = scheduler.roster(|roster| roster.busy_us(scheduler.clock.now_us()));
+        let busy_us = scheduler.registry(|registry| registry.busy_us(scheduler.clock.now_us()));
         busy_us.map(Duration::from_micros)
     }
 
     /// What each worker is and does, in the order of their numbers.
     pub fn descriptions(&self) -> Vec<WorkerStatus> {
-        self.scheduler().roster(|roster| roster.statuses())
+        self.scheduler().registry(|registry| registry.statuses())
     }
 
     /// The counters now.
@@ -218,7 +220,7 @@ impl Engine {
             queue_tokens,
             in_flight_calls,
             in_flight_tokens,
-            memory: self.scheduler().roster(|roster| roster.memory()),
+            memory: self.scheduler().registry(|registry| registry.memory()),
             ..self.scheduler().stats.snapshot()
         }
     }
@@ -332,14 +334,14 @@ impl Inner {
             self.preparer.embed(&Chunk { job: Arc::clone(job), first: 0, inputs });
             return Ok(());
         }
-        let line = self.door.line(job.terms.uid);
+        let tasks = self.tokenizer_threads.of_user(job.terms.uid);
         for (first, inputs) in chunks(inputs) {
-            let to = (tokenizer, &line);
+            let to = (tokenizer, &tasks);
             let (inputs, is_heavy) =
                 weighed(to, inputs, T::is_measured, T::is_heavy, Arc::clone(job)).await?;
             let chunk = Chunk { job: Arc::clone(job), first, inputs };
             let task = move |preparer: &Preparer| preparer.embed(&chunk);
-            line.send(Box::new(task), is_heavy).await?;
+            tasks.send(Box::new(task), is_heavy).await?;
         }
         Ok(())
     }

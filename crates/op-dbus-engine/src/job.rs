@@ -8,7 +8,7 @@ use tokio::sync::oneshot;
 
 use crate::admission::Permit;
 use crate::backend::Description;
-use crate::cache::{Cache, Computed, Entry, Key};
+use crate::cache::{Cache, CachedVector, Key, NewVector};
 use crate::call::{Priority, Reply, RowSink, Truncate};
 use crate::error::Error;
 use crate::output::{Out, Output};
@@ -34,7 +34,7 @@ pub(crate) struct Lookup {
     /// One for each text.
     pub keys: Vec<Key>,
     /// Likewise; none for a text that has to be embedded.
-    pub found: Vec<Option<Arc<Entry>>>,
+    pub found: Vec<Option<Arc<CachedVector>>>,
 }
 
 impl Lookup {
@@ -268,8 +268,8 @@ impl Job {
         if let (Some(vector), Some(lookup)) = (vector, &self.lookup) {
             let truncated = state.truncated.contains(&slot.text);
             let tokens = u32::try_from(tokens).unwrap_or(u32::MAX);
-            let computed = Computed { vector, tokens, truncated, by };
-            lookup.cache.keep(self.terms.uid, lookup.keys[slot.text as usize], &computed);
+            let new = NewVector { vector, tokens, truncated, by };
+            lookup.cache.keep(self.terms.uid, lookup.keys[slot.text as usize], &new);
         }
     }
 
@@ -279,23 +279,23 @@ impl Job {
     }
 
     /// The vector of a text that need not be computed.
-    pub fn kept(&self, text: u32) -> Option<&Entry> {
+    pub fn kept(&self, text: u32) -> Option<&CachedVector> {
         self.lookup.as_ref()?.found.get(text as usize)?.as_deref()
     }
 
     /// Takes the vector of a text that was kept. If it was the last the caller is to be told.
-    pub fn deliver_kept(&self, text: u32, entry: &Entry, now_us: u64) -> Option<Finished> {
+    pub fn deliver_kept(&self, text: u32, cached: &CachedVector, now_us: u64) -> Option<Finished> {
         let mut guard = self.lock();
         let state = &mut *guard;
         // Nobody waits any more.
         state.done.as_ref()?;
-        let origin = &entry.origin;
+        let origin = &cached.origin;
         state.reply.computed_by(&origin.provider, &origin.device, &origin.precision);
-        state.out.kept(text, &entry.vector, self.terms.output);
-        if entry.truncated {
+        state.out.kept(text, &cached.vector, self.terms.output);
+        if cached.truncated {
             state.truncated.insert(text);
         }
-        state.reply.tokens += u64::from(entry.tokens);
+        state.reply.tokens += u64::from(cached.tokens);
         state.reply.cached += 1;
         if state.reply.cached == state.reply.rows {
             (state.started_us, state.ended_us) = (Some(now_us), now_us);

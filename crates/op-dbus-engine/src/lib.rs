@@ -20,12 +20,7 @@
 //! use op_dbus_engine::{Call, Engine, EngineConfig, ModelShape, Pool, Tokenizer};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let model = ModelShape {
-//!     dimensions: 384,
-//!     max_input_tokens: 256,
-//!     normalized: true,
-//!     matryoshka: vec![],
-//! };
+//! let model = ModelShape::new(384, 256);
 //! let engine = Engine::start(
 //!     Tokenizer::bytes(model.max_input_tokens),
 //!     model,
@@ -41,17 +36,14 @@
 //! ```
 
 mod admission;
-mod anteroom;
 mod backend;
 mod batch;
 mod buckets;
 mod cache;
 mod call;
-mod choice;
 mod clock;
 mod config;
 mod dispatch;
-mod door;
 mod engine;
 mod error;
 mod faults;
@@ -67,8 +59,8 @@ mod presence;
 mod proof;
 mod queue;
 mod reference;
+mod registry;
 mod reserve;
-mod roster;
 mod routing;
 mod scheduler;
 pub mod sim;
@@ -76,13 +68,13 @@ mod start;
 mod stats;
 mod status;
 mod tokenizer;
+mod tokenizer_threads;
 mod usage;
 mod vector;
 mod wait;
 pub mod worker;
 
-pub use admission::Ledger;
-pub use anteroom::{Anteroom, Seat};
+pub use admission::{Ledger, LoadAdmission, LoadPermit};
 pub use backend::{
     Backend, BackendError, BackendFactory, Begin, Description, Footprint, LoadErrorKind, Meanwhile,
     with_causes,

@@ -33,19 +33,21 @@ const TIGHT_US: u64 = 60_000_000;
 pub(crate) struct Plan<T> {
     /// The rows of the next batch; none if nobody waits.
     pub batch: Vec<Entry<T>>,
+    /// Whether it is of bulk whose turn it is by ageing.
+    pub aged: bool,
     /// Entries that nobody waits for any more.
     pub dead: Vec<Entry<T>>,
 }
 
 impl<T> Default for Plan<T> {
     fn default() -> Self {
-        Self { batch: Vec::new(), dead: Vec::new() }
+        Self { batch: Vec::new(), aged: false, dead: Vec::new() }
     }
 }
 
 /// An entry that may join a batch.
 #[derive(Clone, Copy, Debug)]
-struct Candidate {
+struct Neighbour {
     tokens: usize,
     uid: u32,
     index: usize,
@@ -127,7 +129,7 @@ pub(crate) struct Planner {
     /// The shapes that batches are rounded up to.
     buckets: Option<Buckets>,
     lanes: Vec<Turn>,
-    window: Vec<Candidate>,
+    window: Vec<Neighbour>,
     turns: BinaryHeap<Reverse<Turn>>,
 }
 
@@ -196,7 +198,7 @@ impl Planner {
         while let Some((class, aged)) = queue.turn(serves, now_us) {
             let Some(Turn { uid, served, .. }) = turn_in(queue, class) else { break };
             let Some(head) = take_alive(queue, class, uid, alive, &mut plan.dead) else { continue };
-            queue.taken(class, aged, now_us);
+            plan.aged = aged;
             queue.advance(uid);
             queue.charge(uid, head.tokens);
             let alone = head.failed_on.is_some();
@@ -273,11 +275,11 @@ impl Planner {
         self.look_around(queue, (class, tokens), served_max, alive);
         let chosen = nearest(&mut self.window, tokens, (&self.budget, self.buckets));
         // As they were queued, so that texts that follow one another are handed over at once.
-        chosen.sort_unstable_by_key(|candidate| (candidate.uid, candidate.index));
+        chosen.sort_unstable_by_key(|neighbour| (neighbour.uid, neighbour.index));
         for of_user in chosen.chunk_by(|one, other| one.uid == other.uid) {
-            let (uid, indices) = (of_user[0].uid, of_user.iter().map(|candidate| candidate.index));
+            let (uid, indices) = (of_user[0].uid, of_user.iter().map(|neighbour| neighbour.index));
             queue.take_all((class, uid), indices, &mut plan.batch);
-            queue.charge(uid, of_user.iter().map(|candidate| candidate.tokens).sum());
+            queue.charge(uid, of_user.iter().map(|neighbour| neighbour.tokens).sum());
         }
     }
 
@@ -302,7 +304,7 @@ impl Planner {
             let Some((_, lane)) = queue.lane(class, turn.uid) else { continue };
             for (index, entry) in lane.entries.iter().enumerate().take(share.min(lane.open())) {
                 if entry.failed_on.is_none() && alive(entry) {
-                    window.push(Candidate { tokens: entry.tokens, uid: turn.uid, index, rank });
+                    window.push(Neighbour { tokens: entry.tokens, uid: turn.uid, index, rank });
                 }
             }
         }
@@ -338,13 +340,13 @@ fn take_alive<T>(
 
 /// Those nearest in length to the head that fit the budget together with it.
 fn nearest<'a>(
-    window: &'a mut [Candidate],
+    window: &'a mut [Neighbour],
     head_tokens: usize,
     (budget, buckets): (&BatchLimits, Option<Buckets>),
-) -> &'a mut [Candidate] {
-    window.sort_unstable_by_key(|candidate| (candidate.tokens, candidate.index, candidate.rank));
+) -> &'a mut [Neighbour] {
+    window.sort_unstable_by_key(|neighbour| (neighbour.tokens, neighbour.index, neighbour.rank));
     let mut fill = Fill::default().with(head_tokens);
-    let start = window.partition_point(|candidate| candidate.tokens < head_tokens);
+    let start = window.partition_point(|neighbour| neighbour.tokens < head_tokens);
     let (mut low, mut high) = (start, start);
     let (mut low_end, mut high_end) = (0, window.len());
     while low > low_end || high < high_end {

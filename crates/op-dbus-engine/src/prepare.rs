@@ -8,12 +8,12 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::admission::{cost, tokens_of_memory};
 use crate::call::Truncate;
-use crate::door::{Let, Line};
 use crate::error::{Error, Excess};
 use crate::job::{Job, Slot};
 use crate::queue;
 use crate::scheduler::{Row, Scheduler};
 use crate::tokenizer::{EncodeError, Encoded, Tokenizer};
+use crate::tokenizer_threads::{QueuedTask, UserTasks};
 
 /// A chunk ends at the first of these bounds: some milliseconds of work for one thread.
 const CHUNK_TEXTS_MAX: usize = 64;
@@ -127,7 +127,7 @@ pub(crate) fn is_small<T: Input>(inputs: &[T], tokenizer: &Tokenizer) -> bool {
 /// Whether any of `inputs`, which come back, may take much memory. Where that is to be measured, a tokenizer thread
 /// does so while somebody waits for it, and has what is `held` for them as long as it has them.
 pub(crate) async fn weighed<T: Input>(
-    (tokenizer, line): (&Tokenizer, &Line<'_>),
+    (tokenizer, tasks): (&Tokenizer, &UserTasks<'_>),
     inputs: Vec<T>,
     is_measured: impl Fn(&T, &Tokenizer) -> bool,
     is_heavy: impl Fn(&T, &Tokenizer) -> bool + Send + 'static,
@@ -149,7 +149,7 @@ pub(crate) async fn weighed<T: Input>(
         drop(held);
     };
     // In a box, since every call has room for what is awaited here and few come to it.
-    Box::pin(line.send(Box::new(task), false)).await?;
+    Box::pin(tasks.send(Box::new(task), false)).await?;
     result.await.map_err(|_| Error::ShuttingDown)
 }
 
@@ -195,8 +195,8 @@ impl Preparer {
             if !job.is_alive(now_us) {
                 return;
             }
-            if let Some(entry) = job.kept(index) {
-                finished = finished.or(job.deliver_kept(index, entry, now_us));
+            if let Some(cached) = job.kept(index) {
+                finished = finished.or(job.deliver_kept(index, cached, now_us));
                 continue;
             }
             let encoded = match input.encode(truncate, &self.tokenizer) {
@@ -241,13 +241,13 @@ impl Preparer {
     }
 
     /// The body of a tokenizer thread; ends when the engine is gone.
-    pub fn serve(&self, tasks: &Mutex<mpsc::Receiver<Let>>) {
+    pub fn serve(&self, tasks: &Mutex<mpsc::Receiver<QueuedTask>>) {
         loop {
             // One idle thread waits for a task, the others for the lock.
             let next = tasks.lock().unwrap_or_else(PoisonError::into_inner).blocking_recv();
-            let Some(Let { task, place, heavy }) = next else { return };
+            let Some(QueuedTask { task, permit, heavy }) = next else { return };
             task(self);
-            drop((place, heavy));
+            drop((permit, heavy));
         }
     }
 }
@@ -298,8 +298,8 @@ mod tests {
 
     use super::*;
     use crate::config::{Limits, ModelShape};
-    use crate::door::Door;
-    use crate::roster::Roster;
+    use crate::registry::Registry;
+    use crate::tokenizer_threads::TokenizerThreads;
 
     #[test]
     fn chunks_keep_all_texts_in_order() {
@@ -319,11 +319,9 @@ mod tests {
 
     /// One that no worker takes anything of.
     fn preparer() -> Preparer {
-        let model =
-            ModelShape { dimensions: 8, max_input_tokens: 8, normalized: true, matryoshka: vec![] };
-        let roster = Roster::new(&[], &model);
+        let registry = Registry::new(&[], &ModelShape::new(8, 8));
         let hour = Duration::from_secs(3600);
-        let scheduler = Scheduler::new(&Limits::default(), hour, roster, Arc::default());
+        let scheduler = Scheduler::new(&Limits::default(), hour, registry, Arc::default());
         Preparer { tokenizer: Tokenizer::bytes(8), scheduler: Arc::new(scheduler) }
     }
 
@@ -332,22 +330,22 @@ mod tests {
     fn nothing_is_weighed_for_a_caller_who_is_gone() {
         let preparer = preparer();
         for is_gone in [false, true] {
-            let (door, mut tasks) = Door::new(1);
+            let (threads, mut queued) = TokenizerThreads::new(1);
             let (held, looks) = (Arc::new(()), Arc::new(AtomicUsize::new(0)));
             let counts = Arc::clone(&looks);
             let is_heavy = move |_: &String, _: &Tokenizer| {
                 counts.fetch_add(1, Ordering::Relaxed);
                 false
             };
-            let (line, texts) = (door.line(1), vec!["a".to_owned()]);
-            let to = (&preparer.tokenizer, &line);
+            let (tasks, texts) = (threads.of_user(1), vec!["a".to_owned()]);
+            let to = (&preparer.tokenizer, &tasks);
             let weighed = weighed(to, texts, |_, _| true, is_heavy, Arc::clone(&held));
             let mut weighed = Box::pin(weighed);
             let mut context = Context::from_waker(Waker::noop());
             assert!(weighed.as_mut().poll(&mut context).is_pending());
             assert_eq!(Arc::strong_count(&held), 2, "the text waits on");
             let waits = (!is_gone).then_some(weighed);
-            (tasks.try_recv().unwrap().task)(&preparer);
+            (queued.try_recv().unwrap().task)(&preparer);
             assert_eq!(looks.load(Ordering::Relaxed), usize::from(!is_gone));
             assert_eq!(Arc::strong_count(&held), 1);
             let told = waits.map(|mut weighed| weighed.as_mut().poll(&mut context).is_ready());

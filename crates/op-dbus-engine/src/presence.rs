@@ -44,13 +44,13 @@ impl Engine {
 
     /// The device that each worker computes on, or did.
     pub fn devices(&self) -> Vec<String> {
-        self.scheduler().roster(|roster| roster.on().cloned().collect())
+        self.scheduler().registry(|registry| registry.on().cloned().collect())
     }
 
     /// Waits until [`devices`](Self::devices) are others than `known`, as those of workers that move between
     /// servers.
     pub async fn devices_other_than(&self, known: &[String]) {
-        self.scheduler().until_roster(|roster| !roster.on().eq(known)).await;
+        self.scheduler().until_registry(|registry| !registry.on().eq(known)).await;
     }
 
     /// How long ago the last call ended, or the workers were loaded; `None` while anything is in flight.

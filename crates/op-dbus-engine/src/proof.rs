@@ -8,8 +8,8 @@ use crate::backend::{
 };
 use crate::batch::Batch;
 use crate::config::{BatchLimits, ModelShape, Pool};
-use crate::dispatch::{Place, Shared};
-use crate::reference::{Known, Reference};
+use crate::dispatch::{Shared, WorkerId};
+use crate::reference::{Reference, SampleText};
 use crate::routing::BatchCost;
 
 /// No batch is measured any more once so many microseconds have gone by since the first, nor one that would take as many.
@@ -31,21 +31,21 @@ pub fn once_more<T>(work: impl Fn() -> Result<T, BackendError>) -> Result<T, Bac
 }
 
 /// Makes a backend and has it embed a short text before anybody relies on it.
-pub(crate) fn load(place: Place, shared: &Shared) -> Result<Box<dyn Backend>, BackendError> {
-    once_more(|| proved(place, shared))
+pub(crate) fn load(id: WorkerId, shared: &Shared) -> Result<Box<dyn Backend>, BackendError> {
+    once_more(|| proved(id, shared))
 }
 
-fn proved(place: Place, shared: &Shared) -> Result<Box<dyn Backend>, BackendError> {
-    let pool = &shared.pools[place.pool];
-    let mut backend = made(&pool.factory, place.number, &shared.model)?;
+fn proved(id: WorkerId, shared: &Shared) -> Result<Box<dyn Backend>, BackendError> {
+    let pool = &shared.pools[id.pool];
+    let mut backend = made(&pool.factory, id.number, &shared.model)?;
     let vector = probe(backend.as_mut(), &shared.model, &shared.probe)?;
     trust(pool, backend.description(), &vector)?;
     sample(backend.as_mut(), pool, &shared.model)?;
     let (scheduler, device) = (&shared.scheduler, backend.description().device.clone());
     let is_choice = shared.pools.len() > 1 || pool.devices.len() > 1;
-    if is_choice && !scheduler.roster(|roster| roster.knows(place.pool, &device)) {
-        let costs = costs(backend.as_mut(), place, shared)?;
-        scheduler.roster(|roster| roster.measured(place.pool, &device, &costs));
+    if is_choice && !scheduler.registry(|registry| registry.knows(id.pool, &device)) {
+        let costs = costs(backend.as_mut(), id, shared)?;
+        scheduler.registry(|registry| registry.measured(id.pool, &device, &costs));
     }
     Ok(backend)
 }
@@ -85,7 +85,7 @@ fn sample(backend: &mut dyn Backend, pool: &Pool, model: &ModelShape) -> Result<
 fn compare(
     backend: &mut dyn Backend,
     reference: &Reference,
-    texts: &[Known],
+    texts: &[SampleText],
     model: &ModelShape,
 ) -> Result<(), BackendError> {
     let ids: Vec<i32> = texts.iter().flat_map(|known| known.ids.iter().copied()).collect();
@@ -121,12 +121,12 @@ fn compare(
 /// The backend fails what any caller may ask of it.
 pub(crate) fn measure(
     backend: &mut dyn Backend,
-    place: Place,
+    id: WorkerId,
     shared: &Shared,
 ) -> Result<Vec<BatchCost>, BackendError> {
     let clock = shared.scheduler.clock;
     let (began_us, mut costs) = (clock.now_us(), Vec::new());
-    let (pool, probe) = (&shared.pools[place.pool].batch, &shared.probe);
+    let (pool, probe) = (&shared.pools[id.pool].batch, &shared.probe);
     // No larger than the batches of callers: of other shapes nothing is prepared, and none is asked for.
     let &Description { batch_tokens, buckets, .. } = backend.description();
     let tokens_max = if batch_tokens > 0 { batch_tokens } else { usize::MAX };
@@ -146,7 +146,7 @@ pub(crate) fn measure(
         let mut us = u64::MAX;
         for _ in 0..2 {
             let started_us = clock.now_us();
-            match run_checked(backend, &batch, &mut out, &mut |_| ()) {
+            match run_checked(backend, &batch, &mut out) {
                 // Larger ones will be halved.
                 Err(BackendError::OutOfMemory(_)) => return Ok(costs),
                 result => result?,
@@ -175,14 +175,14 @@ fn next_size_us(before: Option<&BatchCost>, us: u64) -> u64 {
 /// It can't be trusted any more.
 pub(crate) fn costs(
     backend: &mut dyn Backend,
-    place: Place,
+    id: WorkerId,
     shared: &Shared,
 ) -> Result<Vec<BatchCost>, BackendError> {
     let device = backend.description().device.clone();
-    let costs = match measure(backend, place, shared) {
+    let costs = match measure(backend, id, shared) {
         Err(BackendError::Failed(_)) => {
             let vector = probe(backend, &shared.model, &shared.probe)?;
-            trust(&shared.pools[place.pool], backend.description(), &vector)?;
+            trust(&shared.pools[id.pool], backend.description(), &vector)?;
             Vec::new()
         }
         result => result?,
@@ -193,10 +193,10 @@ pub(crate) fn costs(
 
 /// As [`load`], in place of a worker that may be doubted: then the backend has to compute batches as large as
 /// callers' before it gets any of those.
-pub(crate) fn load_again(place: Place, shared: &Shared) -> Result<Box<dyn Backend>, BackendError> {
-    let mut backend = load(place, shared)?;
-    if let Some(doubts) = shared.scheduler.roster(|roster| roster.doubts(place.index)) {
-        measure(backend.as_mut(), place, shared).map_err(|error| {
+pub(crate) fn load_again(id: WorkerId, shared: &Shared) -> Result<Box<dyn Backend>, BackendError> {
+    let mut backend = load(id, shared)?;
+    if let Some(doubts) = shared.scheduler.registry(|registry| registry.doubts(id.index)) {
+        measure(backend.as_mut(), id, shared).map_err(|error| {
             wrong(format!("{doubts}, and has to prove itself before it gets others: {error}"))
         })?;
     }
@@ -252,9 +252,9 @@ const FINITE_AT_ONCE: usize = 1024;
 /// What a backend does that computes beyond what its numbers can hold.
 const NOT_FINITE: &str = "it returned values that are not finite numbers";
 
-/// Whether a batch was lost as [`run_checked`] found values that are no numbers.
-pub(crate) fn is_not_finite(error: &BackendError) -> bool {
-    matches!(error, BackendError::Lost(why) if why == NOT_FINITE)
+/// That a batch was lost by that.
+pub(crate) fn not_finite() -> BackendError {
+    BackendError::Lost(NOT_FINITE.into())
 }
 
 /// As [`run_checked`], of a batch by which a backend proves itself.
@@ -269,21 +269,20 @@ fn prove(
     }
 }
 
-/// Runs a batch; a backend that panics or gives values that are no numbers can't be trusted again.
+/// As [`run_finite`], where a backend that gives values that are no numbers can't be trusted again either.
 pub(crate) fn run_checked(
     backend: &mut dyn Backend,
     batch: &Batch<'_>,
     out: &mut [f32],
-    meanwhile: &mut Meanwhile<'_>,
 ) -> Result<(), BackendError> {
-    match run_finite(backend, batch, out, meanwhile)? {
+    match run_finite(backend, batch, out, &mut |_| ())? {
         true => Ok(()),
-        false => Err(BackendError::Lost(NOT_FINITE.into())),
+        false => Err(not_finite()),
     }
 }
 
-/// Runs a batch, and tells whether all values are numbers.
-fn run_finite(
+/// Runs a batch, and tells whether all values are numbers; a backend that panics can't be trusted again.
+pub(crate) fn run_finite(
     backend: &mut dyn Backend,
     batch: &Batch<'_>,
     out: &mut [f32],

@@ -49,7 +49,7 @@ pub(crate) struct Lane<T> {
 
 #[derive(Debug)]
 struct User<T> {
-    /// Tokens served, on the queue's virtual clock.
+    /// Tokens served, in the queue's virtual time.
     served: u64,
     /// By class.
     lanes: [Lane<T>; 2],
@@ -68,7 +68,7 @@ pub(crate) struct Queue<T> {
     users: BTreeMap<u32, User<T>>,
     /// `served` of who was served least of those who waited when a batch was last begun: where one who comes back
     /// starts, whatever is sent.
-    clock: u64,
+    virtual_time: u64,
     /// By class.
     sums: [Sum; 2],
     bulk_wait_us_max: u64,
@@ -79,7 +79,7 @@ pub(crate) struct Queue<T> {
 
 /// What decides when bulk is served although interactive work waits.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Ageing {
+struct Ageing {
     /// When a batch of bulk left last.
     bulk_served_us: u64,
     /// The last batch was bulk by ageing: interactive work has the next one.
@@ -90,7 +90,7 @@ impl<T> Queue<T> {
     pub fn new(bulk_wait_us_max: u64) -> Self {
         Self {
             users: BTreeMap::new(),
-            clock: 0,
+            virtual_time: 0,
             sums: Default::default(),
             bulk_wait_us_max,
             ageing: Ageing::default(),
@@ -146,11 +146,11 @@ impl<T> Queue<T> {
     /// The user of an entry that is added.
     fn user_for(&mut self, entry: &Entry<T>) -> &mut User<T> {
         self.sums[entry.class as usize].add(entry);
-        let clock = self.clock;
+        let virtual_time = self.virtual_time;
         let user = self.users.entry(entry.uid).or_default();
         if user.texts() == 0 {
             // Being away earns no credit; having been served more than others is not forgotten.
-            user.served = user.served.max(clock);
+            user.served = user.served.max(virtual_time);
         }
         user
     }
@@ -177,7 +177,7 @@ impl<T> Queue<T> {
 
     /// Removes everything.
     pub fn clear(&mut self) -> Vec<Entry<T>> {
-        (self.sums, self.clock) = Default::default();
+        (self.sums, self.virtual_time) = Default::default();
         let lanes = std::mem::take(&mut self.users).into_values().flat_map(|user| user.lanes);
         lanes.flat_map(|lane| lane.entries).collect()
     }
@@ -217,22 +217,12 @@ impl<T> Queue<T> {
             .is_some_and(|(bulk, other)| other.saturating_sub(bulk) > BEHIND_TOKENS)
     }
 
-    /// Notes that a batch of `class` leaves now.
-    pub fn taken(&mut self, class: Priority, aged: bool, now_us: u64) {
+    /// Notes that a batch of `class` begins now, and whether by ageing.
+    pub fn begun(&mut self, class: Priority, aged: bool, now_us: u64) {
         self.ageing.aged = aged;
         if class == Priority::Bulk {
             self.ageing.bulk_served_us = now_us;
         }
-    }
-
-    /// How far bulk has aged.
-    pub fn ageing(&self) -> Ageing {
-        self.ageing
-    }
-
-    /// As it was before a batch was taken that does not leave yet.
-    pub fn restore_ageing(&mut self, ageing: Ageing) {
-        self.ageing = ageing;
     }
 
     /// Users of `class` with entries, in no order that means anything: what they were served and what waits.
@@ -295,24 +285,24 @@ impl<T> Queue<T> {
         }
     }
 
-    /// Sets the clock, before a user who was picked is charged for what it gets.
+    /// Sets the virtual time, before a user who was picked is charged for what it gets.
     pub fn advance(&mut self, uid: u32) {
         let waits = |(own, user): &(&u32, &User<T>)| **own == uid || user.texts() > 0;
         let least = self.users.iter().filter(waits).map(|(_, user)| user.served).min();
-        self.clock = self.clock.max(least.unwrap_or_default());
+        self.virtual_time = self.virtual_time.max(least.unwrap_or_default());
     }
 
     /// Forgets users who are neither waiting nor ahead, and how far others are ahead by more than they can be by
     /// their turns, with batches of so many tokens: what a worker computed that had nothing else to do is not held
     /// against them.
     pub fn forget(&mut self, batch_tokens: usize) {
-        let clock = self.clock;
-        let most = clock
+        let virtual_time = self.virtual_time;
+        let most = virtual_time
             .saturating_add(BEHIND_TOKENS)
             .saturating_add((batch_tokens as u64).saturating_mul(2));
         self.users.retain(|_, user| {
             user.served = user.served.min(most);
-            user.texts() > 0 || user.served > clock
+            user.texts() > 0 || user.served > virtual_time
         });
     }
 }

@@ -18,18 +18,18 @@ pub struct Reference {
 /// as a backend that is trusted has computed it alone. One that counts padding, cuts what it is sent, or computes
 /// other shapes wrong than that of a short text, gives others.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Sample(pub(crate) Vec<Vec<Known>>);
+pub struct Sample(pub(crate) Vec<Vec<SampleText>>);
 
 /// One text of a sample.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Known {
+pub(crate) struct SampleText {
     pub ids: Box<[i32]>,
     pub vector: Vec<f32>,
 }
 
 impl Sample {
     /// Its batches under these limits: what is too large for them is computed row by row.
-    pub(crate) fn batches(&self, limits: &BatchLimits) -> impl Iterator<Item = &[Known]> {
+    pub(crate) fn batches(&self, limits: &BatchLimits) -> impl Iterator<Item = &[SampleText]> {
         self.0.iter().flat_map(|batch| {
             let rows = batch.len();
             let longest = batch.iter().map(|known| known.ids.len()).max().unwrap_or(0);

@@ -24,21 +24,21 @@ pub(crate) enum Serves {
     Bulk,
 }
 
-/// Which kinds of work are about.
+/// Which kinds of work were seen of late.
 #[derive(Debug)]
-pub(crate) struct Mix {
+pub(crate) struct RecentWork {
     clock: Clock,
     interactive_us: Option<u64>,
     bulk_us: Option<u64>,
 }
 
-impl Mix {
+impl RecentWork {
     pub fn new(clock: Clock) -> Self {
         Self { clock, interactive_us: None, bulk_us: None }
     }
 
     /// Work of a user was queued or is computed. The engine's own texts are nobody's who waits.
-    pub fn saw(&mut self, class: Priority, uid: u32) {
+    pub fn note(&mut self, class: Priority, uid: u32) {
         if uid == OWN_UID {
             return;
         }
@@ -50,14 +50,14 @@ impl Mix {
     }
 
     /// Whether both kinds are about.
-    pub fn is_both(&self) -> bool {
+    pub fn has_both(&self) -> bool {
         let now_us = self.clock.now_us();
         let about = |seen: Option<u64>| seen.is_some_and(|at| now_us.saturating_sub(at) < KEPT_US);
         about(self.interactive_us) && about(self.bulk_us)
     }
 
     /// Whether interactive work is to be expected while a batch is computed.
-    pub fn is_interactive(&self) -> bool {
+    pub fn expects_interactive(&self) -> bool {
         let now_us = self.clock.now_us();
         self.interactive_us.is_some_and(|at| now_us.saturating_sub(at) < EXPECTED_US)
     }
@@ -71,20 +71,20 @@ mod tests {
     #[test]
     fn both_kinds_are_about_for_a_minute_after_the_older_was_seen() {
         MADE_UP_US.set(Some(0));
-        let mut mix = Mix::new(Clock::start());
-        mix.saw(Priority::Bulk, 1);
-        mix.saw(Priority::Interactive, OWN_UID);
-        assert!(!mix.is_both(), "the engine's own text is not interactive work");
+        let mut recent = RecentWork::new(Clock::start());
+        recent.note(Priority::Bulk, 1);
+        recent.note(Priority::Interactive, OWN_UID);
+        assert!(!recent.has_both(), "the engine's own text is not interactive work");
         MADE_UP_US.set(Some(KEPT_US - 1));
-        mix.saw(Priority::Interactive, 1);
-        assert!(mix.is_both());
+        recent.note(Priority::Interactive, 1);
+        assert!(recent.has_both());
         MADE_UP_US.set(Some(KEPT_US));
-        assert!(!mix.is_both());
-        mix.saw(Priority::Bulk, 2);
-        assert!(mix.is_both());
-        assert!(mix.is_interactive());
+        assert!(!recent.has_both());
+        recent.note(Priority::Bulk, 2);
+        assert!(recent.has_both());
+        assert!(recent.expects_interactive());
         MADE_UP_US.set(Some(KEPT_US - 1 + EXPECTED_US));
-        assert!(!mix.is_interactive() && mix.is_both());
+        assert!(!recent.expects_interactive() && recent.has_both());
         MADE_UP_US.set(None);
     }
 }

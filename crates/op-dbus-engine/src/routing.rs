@@ -80,7 +80,7 @@ impl Cost {
     }
 
     /// From here on batches are left to another device: of sizes that don't run any more nothing is learned.
-    pub fn leave(&mut self) {
+    pub fn note_left(&mut self) {
         self.0.iter_mut().flatten().for_each(|point| point.is_left = true);
     }
 
@@ -148,9 +148,9 @@ pub(crate) fn are_alike(one_us: u64, other_us: u64) -> bool {
     most.saturating_mul(100) <= least.saturating_mul(ALIKE_PERCENT)
 }
 
-/// Whether `own`, which is idle, leaves the next batch of so many tokens that wait to those that can be had on other
-/// devices, and how long it then waits before it asks again: whoever was to be faster may not be.
-pub(crate) fn leave<'a>(
+/// How long `own`, which is idle, leaves the next batch of so many tokens that wait to those that can be had on other
+/// devices, before it asks again: whoever was to be faster may not be. None where it takes it itself.
+pub(crate) fn wait_for_others<'a>(
     own: &Candidate<'_>,
     others: impl IntoIterator<Item = Candidate<'a>>,
     waiting_tokens: usize,

@@ -3,11 +3,11 @@
 //! Workers pull: an idle one plans the next batch itself. So batches form while all are busy,
 //! nothing waits for a timer, and no channel holds work that could still be cancelled or joined.
 
+mod abandoned;
 mod ahead;
-mod bell;
+mod condvar;
 mod costs;
 mod life;
-mod over;
 mod turn;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -23,19 +23,19 @@ use crate::job::{Job, Slot};
 use crate::planner::Plan;
 use crate::presence::{Absence, Presence};
 use crate::queue::{self, Queue};
-use crate::reserve::{Mix, Serves};
-use crate::roster::{Order, Roster};
+use crate::registry::{Order, Registry};
+use crate::reserve::{RecentWork, Serves};
 use crate::stats::Stats;
 use crate::status::WorkerState;
-use bell::Bell;
-use over::Over;
+use abandoned::Abandoned;
+use condvar::CountingCondvar;
 
 /// How often a text may come to workers that have ended before it counts as tried there: they could go on to do
 /// nothing but end.
 const MISSES_MAX: u32 = 4;
 
 /// What a worker has at least to compute something between two checks.
-const IDLE_CHECK_MIN: Duration = Duration::from_millis(1);
+const CHECK_INTERVAL_MIN: Duration = Duration::from_millis(1);
 
 /// One row that waits, and where its vector belongs.
 #[derive(Debug)]
@@ -61,14 +61,14 @@ pub(crate) struct Scheduler {
     pub clock: Clock,
     pub stats: Arc<Stats>,
     delay_us: u64,
-    idle_check: Duration,
+    check_interval: Duration,
     state: Mutex<State>,
     /// Signalled when there is work, when workers are to do something else, and when the engine stops.
-    work: Bell,
+    work: CountingCondvar,
     /// Signalled when there is something for reserved workers.
-    reserve: Bell,
+    reserve: CountingCondvar,
     /// Signalled when the engine stops or unloads, or loses a worker: what one waits on between two tries to load.
-    stop: Bell,
+    stop: CountingCondvar,
     /// Notified when a worker was lost, loaded, unloaded, moved or ended, or has done what it was asked for.
     changed: Notify,
 }
@@ -76,9 +76,9 @@ pub(crate) struct Scheduler {
 #[derive(Debug)]
 struct State {
     queue: Queue<Row>,
-    over: Over,
-    roster: Roster,
-    mix: Mix,
+    abandoned: Abandoned,
+    registry: Registry,
+    recent: RecentWork,
     /// Why no worker is to have a backend until there is work, and what it was like before; none while they are to
     /// have one.
     absence: Option<(Absence, Presence)>,
@@ -108,27 +108,43 @@ pub(crate) enum Next {
     Stopped,
 }
 
+/// What comes of a worker's look for something to do.
+enum Look {
+    Found(Next),
+    /// Rows that nobody waits for any more; there may be others behind them.
+    Dead,
+    /// It leaves what waits to others, for so long.
+    Leaves(Duration),
+    /// There is nothing for it, until its next check. It has none without a backend.
+    Nothing(Option<Duration>),
+}
+
 impl Scheduler {
-    pub fn new(limits: &Limits, idle_check: Duration, roster: Roster, stats: Arc<Stats>) -> Self {
+    pub fn new(
+        limits: &Limits,
+        check_interval: Duration,
+        registry: Registry,
+        stats: Arc<Stats>,
+    ) -> Self {
         let clock = Clock::start();
         Self {
             clock,
             stats,
             delay_us: limits.batch_delay_us_max,
-            idle_check: idle_check.max(IDLE_CHECK_MIN),
+            check_interval: check_interval.max(CHECK_INTERVAL_MIN),
             state: Mutex::new(State {
                 queue: Queue::new(limits.bulk_wait_us_max),
-                over: Over::default(),
-                roster,
-                mix: Mix::new(clock),
+                abandoned: Abandoned::default(),
+                registry,
+                recent: RecentWork::new(clock),
                 absence: None,
                 loaded_at: Instant::now(),
                 asleep: false,
                 stopped: false,
             }),
-            work: Bell::default(),
-            reserve: Bell::default(),
-            stop: Bell::default(),
+            work: CountingCondvar::default(),
+            reserve: CountingCondvar::default(),
+            stop: CountingCondvar::default(),
             changed: Notify::new(),
         }
     }
@@ -146,7 +162,7 @@ impl Scheduler {
         let unloaded = state.absence.take().is_some();
         if let Some(first) = entries.first() {
             first.item.job.queues();
-            state.mix.saw(first.class, first.uid);
+            state.recent.note(first.class, first.uid);
         }
         for entry in entries {
             state.queue.push(entry);
@@ -172,7 +188,7 @@ impl Scheduler {
     /// happened once too often: for them it counts as a try. The other workers, of which some may have ended as well,
     /// make sure of themselves before they take any.
     pub fn missed(&self, entries: &mut Vec<Entry>) {
-        self.roster(|roster| roster.order(Order::Check));
+        self.registry(|registry| registry.order(Order::Check));
         entries.iter_mut().for_each(|entry| entry.missed += 1);
         let mut again = entries.extract_if(.., |entry| entry.missed <= MISSES_MAX).collect();
         self.put_back(&mut again);
@@ -198,78 +214,84 @@ impl Scheduler {
 
     /// What a worker does next; a batch is put into `plan`. With `wait`, waits if there is nothing.
     pub fn next_batch(&self, worker: usize, plan: &mut Plan<Row>, wait: bool) -> Next {
-        let mut guard = self.lock();
-        let bell = self.bell(&guard, worker);
+        let mut state = self.lock();
+        let condvar = self.condvar(&state, worker);
         let mut times_left = 0_u32;
         loop {
-            let (state, now_us) = (&mut *guard, self.clock.now_us());
-            match self.duty(state, worker, now_us) {
-                Some(Next::Nothing) if wait => {
-                    guard = self.wait(bell, guard, None);
+            let now_us = self.clock.now_us();
+            let timeout = match self.look(&mut state, (worker, now_us), plan) {
+                Look::Found(next) => {
+                    self.begins(state, next, (worker, now_us));
+                    fail(std::mem::take(&mut plan.dead), &Error::DeadlineExceeded);
+                    return next;
+                }
+                Look::Dead => {
+                    // At once: they count until they are dropped, and this worker may go on to wait. Those that were
+                    // cancelled have been told already.
+                    drop(state);
+                    fail(std::mem::take(&mut plan.dead), &Error::DeadlineExceeded);
+                    state = self.lock();
                     continue;
                 }
-                Some(next) => return self.sent_to(guard, next, worker, now_us),
-                None => {}
-            }
-            let alive = |entry: &Entry| entry.item.job.is_alive(now_us);
-            let dead = state.purge(&alive);
-            if !dead.is_empty() {
-                // At once: they count until they are dropped, and this worker may go on to wait. Those that were
-                // cancelled have been told already.
-                drop(guard);
-                fail(dead, &Error::DeadlineExceeded);
-                guard = self.lock();
-                continue;
-            }
-            let serves = match self.turn(state, worker, now_us) {
-                Ok(serves) => serves,
-                Err(_) if !wait => return Next::Nothing,
-                Err(delay) => {
-                    state.roster.set(worker, WorkerState::Idle);
+                Look::Leaves(_) | Look::Nothing(_) if !wait => return Next::Nothing,
+                Look::Leaves(delay) => {
                     times_left += 1;
                     if times_left.is_multiple_of(2) {
                         // For whom it is left may sleep, if costs have changed since this one alone was woken for it.
                         self.work.notify_all();
                     }
-                    guard = self.wait(bell, guard, Some(delay));
-                    continue;
+                    Some(delay)
+                }
+                Look::Nothing(until_check) => {
+                    times_left = 0;
+                    until_check
                 }
             };
-            state.plan(worker, (serves, now_us), &alive, plan);
-            let busy = !plan.batch.is_empty();
-            if let Some(Entry { class, uid, .. }) = plan.batch.first() {
+            if timeout.is_some() {
+                state.registry.set(worker, WorkerState::Idle);
+            }
+            state = condvar.wait(state, timeout);
+        }
+    }
+
+    /// Looks for what a worker is to do now; a batch, and rows that nobody waits for any more, are put into `plan`.
+    fn look(
+        &self,
+        state: &mut State,
+        (worker, now_us): (usize, u64),
+        plan: &mut Plan<Row>,
+    ) -> Look {
+        match self.duty(state, worker, now_us) {
+            Some(Next::Nothing) => return Look::Nothing(None),
+            Some(next) => return Look::Found(next),
+            None => {}
+        }
+        let alive = |entry: &Entry| entry.item.job.is_alive(now_us);
+        plan.dead = state.purge(&alive);
+        if !plan.dead.is_empty() {
+            return Look::Dead;
+        }
+        match self.turn(state, worker, now_us) {
+            Ok(serves) => state.plan(worker, (serves, now_us), &alive, plan),
+            Err(delay) => return Look::Leaves(delay),
+        }
+        match plan.batch.first() {
+            Some(&Entry { class, uid, .. }) => {
+                state.queue.begun(class, plan.aged, now_us);
                 state.runs(worker, &plan.batch, now_us);
-                state.mix.saw(*class, *uid);
-            } else if wait {
-                state.roster.set(worker, WorkerState::Idle);
+                state.recent.note(class, uid);
+                Look::Found(Next::Batch)
             }
-            if busy || !plan.dead.is_empty() {
-                if busy && state.queue.texts() > 0 {
-                    self.call_workers(guard, false);
-                } else {
-                    drop(guard);
-                }
-                fail(plan.dead.drain(..), &Error::DeadlineExceeded);
-                if busy {
-                    return Next::Batch;
-                }
-                guard = self.lock();
-                continue;
-            }
-            if !wait {
-                return Next::Nothing;
-            }
-            times_left = 0;
-            let until_check = self.until_check(state, worker, now_us);
-            guard = self.wait(bell, guard, Some(until_check));
+            None if !plan.dead.is_empty() => Look::Dead,
+            None => Look::Nothing(Some(self.until_check(state, worker, now_us))),
         }
     }
 
     /// Wakes idle workers, if there are any: all if there is work for `many`, or if the one that wakes may leave it
     /// to another one.
     fn call_workers(&self, state: MutexGuard<'_, State>, many: bool) {
-        let all = self.work.is_awaited(&state).then(|| many || state.is_choosy(self.clock));
-        let reserve = self.reserve.is_awaited(&state) && state.calls_reserve();
+        let all = self.work.has_waiters(&state).then(|| many || state.is_choosy(self.clock));
+        let reserve = self.reserve.has_waiters(&state) && state.calls_reserve();
         drop(state);
         if reserve {
             self.reserve.notify_all();
@@ -288,8 +310,8 @@ impl Scheduler {
     }
 
     /// What a worker waits on.
-    fn bell(&self, state: &State, worker: usize) -> &Bell {
-        match state.roster.serves(worker) {
+    fn condvar(&self, state: &State, worker: usize) -> &CountingCondvar {
+        match state.registry.serves(worker) {
             Serves::Everybody | Serves::Bulk => &self.work,
             Serves::Interactive => &self.reserve,
         }
@@ -308,12 +330,12 @@ impl State {
         alive: &dyn Fn(&Entry) -> bool,
         plan: &mut Plan<Row>,
     ) {
-        if serves == Serves::Interactive && !self.roster.wants_reserve() {
+        if serves == Serves::Interactive && !self.registry.wants_reserve() {
             plan.batch.clear();
             plan.dead.clear();
             return;
         }
-        if let Some(planner) = self.roster.planner(worker) {
+        if let Some(planner) = self.registry.planner(worker) {
             planner.plan(&mut self.queue, (serves, now_us), alive, plan);
         }
     }
@@ -321,18 +343,18 @@ impl State {
     /// Whether there is something for reserved workers: to be there, or to compute.
     fn calls_reserve(&self) -> bool {
         let computes = || {
-            self.roster.has_reserve(WorkerState::Idle)
+            self.registry.has_reserve(WorkerState::Idle)
                 && self.queue.has_interactive()
-                && self.roster.wants_reserve()
+                && self.registry.wants_reserve()
         };
-        (self.roster.has_reserve(WorkerState::Unloaded) && self.mix.is_both()) || computes()
+        (self.registry.has_reserve(WorkerState::Unloaded) && self.recent.has_both()) || computes()
     }
 
     /// Why nothing can be queued: the engine has stopped, or no worker can be had.
     fn refusal(&self) -> Option<Error> {
         match self.stopped {
             true => Some(Error::ShuttingDown),
-            false => self.roster.refusal().map(Error::WorkerFailed),
+            false => self.registry.refusal().map(Error::WorkerFailed),
         }
     }
 }

@@ -53,16 +53,22 @@ fn fill(ids: &[i32], vector: &mut [f32]) {
     let seed = ids.iter().fold(0xcbf2_9ce4_8422_2325, |hash: u64, id| {
         (hash ^ u64::from(id.cast_unsigned())).wrapping_mul(0x0100_0000_01b3)
     });
-    let mut state = seed;
-    for value in vector.iter_mut() {
-        // SplitMix64: its outputs are spread evenly even for neighbouring seeds.
-        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = state;
+    let mut random = SplitMix64(seed);
+    vector.fill_with(|| (random.next_u64() >> 40) as f32 / (1u32 << 23) as f32 - 1.0);
+    crate::vector::normalise(vector);
+}
+
+/// Numbers that look random and are the same in every run; spread evenly even for neighbouring seeds.
+pub(crate) struct SplitMix64(pub u64);
+
+impl SplitMix64 {
+    pub fn next_u64(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        *value = ((z ^ (z >> 31)) >> 40) as f32 / (1u32 << 23) as f32 - 1.0;
+        z ^ (z >> 31)
     }
-    crate::vector::normalise(vector);
 }
 
 #[cfg(test)]

@@ -8,9 +8,9 @@ use std::thread::{Builder, JoinHandle};
 use crate::backend::{BackendError, BackendFactory, Description, LoadErrorKind};
 use crate::call::Truncate;
 use crate::config::{ModelShape, Pool};
-use crate::dispatch::{self, Place, Report, Shared, WORKER_LOST_MESSAGE_ID};
+use crate::dispatch::{self, Report, Shared, WORKER_LOST_MESSAGE_ID, WorkerId};
 use crate::proof;
-use crate::reference::{Known, Reference, Sample};
+use crate::reference::{Reference, Sample, SampleText};
 use crate::status::WorkerState;
 use crate::tokenizer::Tokenizer;
 
@@ -62,8 +62,8 @@ pub fn reference(
     let texts: Vec<Box<[i32]>> = texts.into_iter().collect::<Result<_, _>>()?;
     let vectors = computed(model, factory, &texts)?;
     let vector = vectors.first().cloned().unwrap_or_default();
-    let known = texts.into_iter().zip(vectors).map(|(ids, vector)| Known { ids, vector });
-    let mut known: Vec<Known> = known.collect();
+    let known = texts.into_iter().zip(vectors).map(|(ids, vector)| SampleText { ids, vector });
+    let mut known: Vec<SampleText> = known.collect();
     // Alone: beside it the others would be padded to its length, which takes a slow device seconds.
     let longest = known.split_off(known.len() - 1);
     Ok(Reference { vector, sample: Sample(vec![known, longest]), cosine_min })
@@ -98,20 +98,21 @@ fn computed(
 }
 
 /// Starts the worker threads and waits until each has loaded its backend, or failed to, however long it takes for
-/// that; then they begin.
+/// that, but for those in reserve; then they begin.
 ///
 /// # Errors
 /// That of a pool none of whose workers could be loaded, or of one that is not done without; all have ended.
 pub(crate) fn start_workers(shared: &Arc<Shared>) -> Result<(), BackendError> {
-    let places = places(&shared.pools);
-    let (ready, reports) = sync_channel(places.len());
+    let ids = worker_ids(&shared.pools);
+    let (ready, reports) = sync_channel(ids.len());
     let (mut threads, mut begins) = (Vec::new(), Vec::new());
     let mut result = Ok(());
-    for place in places {
+    for id in ids {
         let (begin, begun) = sync_channel(0);
         let (shared, ready) = (Arc::clone(shared), ready.clone());
-        let thread = spawn(format!("embed-worker-{}", place.index), move || {
-            dispatch::work(place, shared, ready, begun);
+        let kind = if id.reserved { "reserve" } else { "worker" };
+        let thread = spawn(format!("embed-{kind}-{}", id.index), move || {
+            dispatch::work(id, shared, ready, begun);
         });
         match thread {
             Ok(thread) => threads.push(thread),
@@ -121,18 +122,7 @@ pub(crate) fn start_workers(shared: &Arc<Shared>) -> Result<(), BackendError> {
     }
     drop(ready);
     let reports = reports.into_iter().collect();
-    let mut result = result.and_then(|()| introduce(shared, reports));
-    let reserved = if result.is_ok() { reserved(&shared.pools) } else { Vec::new() };
-    for place in reserved {
-        let shared = Arc::clone(shared);
-        let thread = spawn(format!("embed-reserve-{}", place.index), move || {
-            dispatch::stand_by(place, shared);
-        });
-        match thread {
-            Ok(thread) => threads.push(thread),
-            Err(error) => result = Err(error),
-        }
-    }
+    let result = result.and_then(|()| introduce(shared, reports));
     if result.is_err() {
         shared.scheduler.stop();
     }
@@ -154,34 +144,34 @@ pub(crate) fn start_workers(shared: &Arc<Shared>) -> Result<(), BackendError> {
 /// to load, or its provider tells that it has no such device, or its vectors are not trusted, so that all of its pool
 /// have to compute in another precision.
 fn introduce(shared: &Shared, mut reports: Vec<Report>) -> Result<(), BackendError> {
-    reports.sort_by_key(|(place, _)| place.index);
+    reports.sort_by_key(|(id, _)| id.index);
     let loaded_in = |pool: usize| {
-        let mut of_pool = reports.iter().filter(|(place, _)| place.pool == pool);
+        let mut of_pool = reports.iter().filter(|(id, _)| id.pool == pool);
         of_pool.find_map(|(_, report)| report.as_ref().ok())
     };
     let mut workers = Vec::new();
-    for (place, report) in &reports {
-        let told = match (report, loaded_in(place.pool)) {
+    for (id, report) in &reports {
+        let told = match (report, loaded_in(id.pool)) {
             (Ok(told), _) => told.clone(),
             (Err(error), None) => return Err(error.clone()),
             (Err(error), Some(like)) => {
-                let pool = &shared.pools[place.pool];
-                let absent = like.absent(pool.device(place.number));
+                let pool = &shared.pools[id.pool];
+                let absent = like.absent(pool.device(id.number));
                 if pool.whole || is_untrusted(error) || is_missing(&absent.description) {
                     return Err(error.clone());
                 }
                 absent
             }
         };
-        workers.push((place.pool, told));
+        workers.push((id.pool, told));
     }
-    shared.scheduler.roster(|roster| roster.add(workers));
-    for (place, report) in &reports {
-        let (Err(error), worker) = (report, place.index) else { continue };
-        let like = shared.scheduler.roster(|roster| {
-            roster.set(worker, WorkerState::Restarting);
-            roster.load_failed(worker, error, 0);
-            roster.description(worker).unwrap_or_default()
+    shared.scheduler.registry(|registry| registry.add(workers));
+    for (id, report) in &reports {
+        let (Err(error), worker) = (report, id.index) else { continue };
+        let like = shared.scheduler.registry(|registry| {
+            registry.set(worker, WorkerState::Restarting);
+            registry.load_failed(worker, error, 0);
+            registry.description(worker).unwrap_or_default()
         });
         let Description { provider, device, .. } = like;
         tracing::warn!(
@@ -205,22 +195,21 @@ fn is_missing(Description { device, devices, .. }: &Description) -> bool {
     number.is_some_and(|number| *devices > 0 && number >= *devices)
 }
 
-/// The workers of the pools, one pool after another.
-pub(crate) fn places(pools: &[Pool]) -> Vec<Place> {
-    let members = |(pool, of): (usize, &Pool)| (0..of.workers.max(1)).map(move |n| (pool, n));
-    let members = pools.iter().enumerate().flat_map(members);
-    members.enumerate().map(|(index, (pool, number))| Place { index, pool, number }).collect()
-}
-
-/// The reserved workers of the pools, behind all others.
-pub(crate) fn reserved(pools: &[Pool]) -> Vec<Place> {
-    let first: usize = pools.iter().map(|pool| pool.workers.max(1)).sum();
-    let members = |(pool, of): (usize, &Pool)| {
+/// The workers of the pools, one pool after another; behind all of them come those in reserve.
+pub(crate) fn worker_ids(pools: &[Pool]) -> Vec<WorkerId> {
+    let numbers = |of: &Pool, reserved| {
         let workers = of.workers.max(1);
-        (workers..workers + of.reserved).map(move |number| (pool, number))
+        if reserved { workers..workers + of.reserved } else { 0..workers }
     };
-    let members = pools.iter().enumerate().flat_map(members).enumerate();
-    members.map(|(n, (pool, number))| Place { index: first + n, pool, number }).collect()
+    let mut ids = Vec::new();
+    for reserved in [false, true] {
+        for (pool, of) in pools.iter().enumerate() {
+            for number in numbers(of, reserved) {
+                ids.push(WorkerId { index: ids.len(), pool, number, reserved });
+            }
+        }
+    }
+    ids
 }
 
 /// Starts a thread.

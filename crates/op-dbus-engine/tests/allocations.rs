@@ -147,7 +147,7 @@ fn a_batch_allocates_nothing_on_either_side_of_a_worker_process() {
 }
 
 fn model(dimensions: usize) -> ModelShape {
-    ModelShape { dimensions, max_input_tokens: 64, normalized: false, matryoshka: vec![] }
+    ModelShape { normalized: false, ..ModelShape::new(dimensions, 64) }
 }
 
 #[tokio::test(flavor = "multi_thread")]

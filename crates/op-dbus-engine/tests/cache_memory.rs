@@ -43,12 +43,7 @@ static COUNTING: Counting = Counting;
 #[tokio::test]
 async fn the_room_holds_all_that_belongs_to_vectors() {
     let cache = Arc::new(Cache::new(0));
-    let model = ModelShape {
-        dimensions: DIMENSIONS,
-        max_input_tokens: 32,
-        normalized: true,
-        matryoshka: vec![],
-    };
+    let model = ModelShape::new(DIMENSIONS, 32);
     let sim = |_| Ok(Box::new(SimBackend::new(DIMENSIONS)) as _);
     let config = EngineConfig { cache: Arc::clone(&cache), ..EngineConfig::default() };
     let engine =

@@ -229,12 +229,7 @@ fn a_process_that_does_not_load_says_why() {
 
 /// An engine with one worker, a process in this `role` that counts its starts in `starts`.
 fn engine(role: &'static str, starts: &Path) -> Result<Engine, BackendError> {
-    let model = ModelShape {
-        dimensions: SHAPE.dimensions,
-        max_input_tokens: 64,
-        normalized: true,
-        matryoshka: vec![],
-    };
+    let model = ModelShape::new(SHAPE.dimensions, 64);
     let (shape, starts) = (BatchLimits::default().region(&model), starts.to_owned());
     let pool = Pool::new(Box::new(move |_| {
         let mut command = command(role);

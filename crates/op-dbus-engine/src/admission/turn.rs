@@ -43,12 +43,12 @@ impl Time {
 /// What texts were counted as before they were tokenized, and what they turned out to have: most have far
 /// fewer tokens than bytes, which is what is known of a call that comes.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Made {
+pub(super) struct TokenRatio {
     counted: usize,
     real: usize,
 }
 
-impl Made {
+impl TokenRatio {
     /// Of so many tokens at least each counts for half as much once as many more are there.
     const MEMORY: usize = 1 << 18;
 
@@ -100,8 +100,12 @@ impl Claim {
 
     /// Refuses what would not be done in its time behind what is in flight. What is alone is always tried:
     /// there is nothing that it could wait for.
-    pub(super) fn check_time(&self, by_uid: &HashMap<u32, Share>, made: Made) -> Result<(), Error> {
-        let needed = made.expected(self.work);
+    pub(super) fn check_time(
+        &self,
+        by_uid: &HashMap<u32, Share>,
+        ratio: TokenRatio,
+    ) -> Result<(), Error> {
+        let needed = ratio.expected(self.work);
         let before = self.before(by_uid, needed);
         let Some(Time { left, tokens_per_s }) = self.time.filter(|time| !time.left.is_zero())
         else {
@@ -148,8 +152,8 @@ mod tests {
         };
         let by_uid = in_flight.iter().copied().map(share).collect();
         let claim = Claim { time: Some(TIME), ..Claim::new(1, tokens, class) };
-        let error = claim.check_time(&by_uid, Made::default()).err();
-        assert!(Claim { time: None, ..claim }.check_time(&by_uid, Made::default()).is_ok());
+        let error = claim.check_time(&by_uid, TokenRatio::default()).err();
+        assert!(Claim { time: None, ..claim }.check_time(&by_uid, TokenRatio::default()).is_ok());
         assert!(error.as_ref().is_none_or(|error| matches!(error, Error::Late { .. })));
         error.is_some()
     }
@@ -172,19 +176,19 @@ mod tests {
 
     #[test]
     fn what_calls_were_counted_as_is_set_right() {
-        let mut made = Made::default();
-        assert_eq!(made.expected(100), 100);
-        made.note(100, 25);
-        assert_eq!(made.expected(100), 25);
+        let mut ratio = TokenRatio::default();
+        assert_eq!(ratio.expected(100), 100);
+        ratio.note(100, 25);
+        assert_eq!(ratio.expected(100), 25);
         let share = Share { calls: 1, interactive: 700, ..Share::default() };
         let by_uid = HashMap::from([(1, share)]);
         let claim =
             |tokens| Claim { time: Some(TIME), ..Claim::new(1, tokens, Priority::Interactive) };
-        assert!(claim(200).check_time(&by_uid, made).is_ok());
+        assert!(claim(200).check_time(&by_uid, ratio).is_ok());
         // 51 of them.
-        assert!(claim(205).check_time(&by_uid, made).is_err());
-        (0..100).for_each(|_| made.note(Made::MEMORY, Made::MEMORY));
-        assert!(made.expected(100) >= 99 && made.counted <= 2 * Made::MEMORY);
+        assert!(claim(205).check_time(&by_uid, ratio).is_err());
+        (0..100).for_each(|_| ratio.note(TokenRatio::MEMORY, TokenRatio::MEMORY));
+        assert!(ratio.expected(100) >= 99 && ratio.counted <= 2 * TokenRatio::MEMORY);
     }
 
     #[test]
@@ -193,7 +197,7 @@ mod tests {
         let by_uid = HashMap::from([(1, share)]);
         let claim = Claim { time: Some(TIME), ..Claim::new(1, 50, Priority::Interactive) };
         assert_eq!(
-            claim.check_time(&by_uid, Made::default()).unwrap_err().to_string(),
+            claim.check_time(&by_uid, TokenRatio::default()).unwrap_err().to_string(),
             "900 tokens come before the 50 of this call, at 100 tokens a second, which is not done in \
              the 10000 ms that it allows; try again in 2000 ms"
         );

@@ -29,7 +29,7 @@ fn keep(cache: &Cache, uid: u32, text: &str) {
 }
 
 fn put(cache: &Cache, uid: u32, key: Key, vector: &[f32], device: &str) {
-    cache.keep(uid, key, &Computed { vector, tokens: 3, truncated: false, by: &by(device) });
+    cache.keep(uid, key, &NewVector { vector, tokens: 3, truncated: false, by: &by(device) });
 }
 
 fn has(cache: &Cache, uid: u32, text: &str) -> bool {
@@ -105,7 +105,7 @@ fn what_is_larger_than_the_room_is_not_kept_and_drives_nothing_out() {
     assert_eq!(off.kept(), Kept::default());
 }
 
-/// Whichever engine they are of: each has its own shelf.
+/// Whichever engine they are of: each has its own partition.
 #[test]
 fn of_several_engines_goes_what_was_asked_for_the_longest_ago() {
     let cache = Cache::new(3 * ONE);
@@ -204,16 +204,16 @@ proptest! {
             }
             let state = cache.lock();
             let users = || state.users.values();
-            let shelves = || users().flat_map(|user| user.shelves.values());
-            let entries = shelves().flat_map(|shelf| shelf.entries.iter());
-            let sizes: Vec<u64> = entries.map(|(_, slot)| bytes(&slot.entry.vector)).collect();
+            let partitions = || users().flat_map(|user| user.partitions.values());
+            let entries = partitions().flat_map(|partition| partition.entries.iter());
+            let sizes: Vec<u64> = entries.map(|(_, entry)| bytes(&entry.cached.vector)).collect();
             prop_assert_eq!(state.kept.vectors, sizes.len() as u64);
             prop_assert_eq!(state.kept.bytes, sizes.iter().sum::<u64>());
-            prop_assert_eq!(state.kept.bytes, shelves().map(|shelf| shelf.bytes).sum::<u64>());
+            prop_assert_eq!(state.kept.bytes, partitions().map(|partition| partition.bytes).sum::<u64>());
             prop_assert_eq!(state.kept.bytes, users().map(|user| user.bytes).sum::<u64>());
             prop_assert!(state.kept.bytes <= room);
-            prop_assert!(users().all(|user| !user.shelves.is_empty()));
-            prop_assert!(shelves().all(|shelf| !shelf.entries.is_empty()));
+            prop_assert!(users().all(|user| !user.partitions.is_empty()));
+            prop_assert!(partitions().all(|partition| !partition.entries.is_empty()));
         }
     }
 }

@@ -18,7 +18,7 @@ use crate::job::{Job, Terms};
 use crate::output::Output;
 use crate::prepare::{Chunk, Input};
 use crate::presence::Absence;
-use crate::roster::Roster;
+use crate::registry::Registry;
 use crate::sim::SimBackend;
 use crate::tokenizer::Tokenizer;
 use scripted::backend;
@@ -89,7 +89,7 @@ fn event() {
                 begin(async { _ = scheduler().trim().await });
             }
             if world(|w| w.random.one_in(4)) {
-                scheduler().change(Roster::keep_trying);
+                scheduler().change(Registry::keep_trying);
             }
             scheduler().wake();
         }
@@ -171,7 +171,7 @@ fn work(index: usize) {
     if worker.step(&mut Plan::default(), false) {
         world(|w| w.workers[index] = Some(worker));
     } else {
-        scheduler().change(|roster| roster.set(index, WorkerState::Stopped));
+        scheduler().change(|registry| registry.set(index, WorkerState::Stopped));
     }
 }
 
@@ -287,7 +287,7 @@ fn history(seed: u64, tokenizer: &Tokenizer) -> (usize, usize) {
         event();
     }
     hear();
-    let any_is_there = scheduler().roster(|roster| roster.any_is_there());
+    let any_is_there = scheduler().registry(|registry| registry.any_is_there());
     if !any_is_there {
         let waiting = scheduler().waiting();
         scheduler().purge();

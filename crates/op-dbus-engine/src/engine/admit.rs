@@ -32,7 +32,8 @@ impl Engine {
         lookup: Option<&Lookup>,
     ) -> Result<Permit, Error> {
         let scheduler = self.scheduler();
-        let time = |at| Time::until(at, scheduler.roster(|roster| roster.tokens_per_s_seen()));
+        let time =
+            |at| Time::until(at, scheduler.registry(|registry| registry.tokens_per_s_seen()));
         // What was kept as a whole comes before all that is queued.
         let queues = !lookup.is_some_and(Lookup::is_whole);
         let claim = Claim { time: deadline.filter(|_| queues).and_then(time), ..claim };
@@ -42,7 +43,7 @@ impl Engine {
                 // Calls that are over count until a worker takes out what is left of them, and none may have come by.
                 scheduler.purge();
                 // Of use to a refusal alone, and each call that asks for it keeps the workers from their queue.
-                let tokens_per_s = scheduler.roster(|roster| roster.tokens_per_s());
+                let tokens_per_s = scheduler.registry(|registry| registry.tokens_per_s());
                 admission.admit(claim, tokens_per_s)
             }
             result => result,

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use super::Engine;
-use crate::roster::Roster;
+use crate::registry::Registry;
 
 impl Engine {
     /// Refuses new calls (`ShuttingDown`), finishes those in flight, then stops the workers. At
@@ -15,7 +15,7 @@ impl Engine {
         self.0.admission.close();
         let in_time = tokio::time::timeout_at(deadline, self.0.admission.idle()).await;
         self.scheduler().stop();
-        let ended = self.scheduler().until_roster(Roster::all_but_loading_have_ended);
+        let ended = self.scheduler().until_registry(Registry::all_but_loading_have_ended);
         let ended = tokio::time::timeout_at(deadline, ended).await;
         if in_time.is_err() || ended.is_err() {
             tracing::warn!("not all work was done by the deadline of the shutdown");
@@ -29,6 +29,6 @@ impl Engine {
         self.0.admission.close();
         self.0.gone.cancel();
         self.scheduler().stop();
-        self.scheduler().until_roster(Roster::all_have_ended).await;
+        self.scheduler().until_registry(Registry::all_have_ended).await;
     }
 }

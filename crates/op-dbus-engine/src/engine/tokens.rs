@@ -66,8 +66,8 @@ impl Engine {
         let tokens = tokens_of_memory(texts.iter().map(String::len).sum()).max(texts.len());
         let claim = Claim { work: 0, ..Claim::new(uid, tokens, Priority::Bulk) };
         let permit = self.admit(claim, None, None)?.of_a_look();
-        let line = inner.door.line(uid);
-        let alone = if takes_memory { Some(line.alone().await?) } else { None };
+        let tasks = inner.tokenizer_threads.of_user(uid);
+        let alone = if takes_memory { Some(tasks.alone().await?) } else { None };
         // Those of a caller who is gone as well: a text that was begun is made tokens of to its end.
         let held = Arc::new((permit, alone));
         let (mut all, mut results) = (Vec::with_capacity(texts.len()), Vec::new());
@@ -76,7 +76,7 @@ impl Engine {
         let is_measured = move |text: &String, of: &Tokenizer| of.is_measured(text, in_parts);
         let is_heavy = move |text: &String, of: &Tokenizer| of.is_heavy(text, in_parts);
         for (first, texts) in chunks(texts) {
-            let to = (tokenizer, &line);
+            let to = (tokenizer, &tasks);
             let (texts, is_heavy) =
                 weighed(to, texts, is_measured, is_heavy, Arc::clone(&held)).await?;
             let (done, result) = oneshot::channel();
@@ -87,7 +87,7 @@ impl Engine {
                 // The caller may be gone: then nobody wants to know.
                 let _ = done.send(found);
             };
-            line.send(Box::new(task), is_heavy).await?;
+            tasks.send(Box::new(task), is_heavy).await?;
             results.push(result);
         }
         for result in results {
@@ -101,8 +101,8 @@ impl Engine {
 mod tests {
     use serde_json::json;
 
-    use crate::door::HEAVY;
     use crate::sim::SimBackend;
+    use crate::tokenizer_threads::HEAVY;
     use crate::{Call, EngineConfig, ModelShape, Pool};
 
     use super::*;
@@ -129,11 +129,9 @@ mod tests {
     }
 
     fn engine(tokenizer: Tokenizer) -> Engine {
-        let model =
-            ModelShape { dimensions: 8, max_input_tokens: 8, normalized: true, matryoshka: vec![] };
         let pool = Pool::new(Box::new(|_| Ok(Box::new(SimBackend::new(8)))));
         let config = EngineConfig { tokenizer_threads: 2, ..EngineConfig::default() };
-        Engine::start(tokenizer, model, vec![pool], config).unwrap()
+        Engine::start(tokenizer, ModelShape::new(8, 8), vec![pool], config).unwrap()
     }
 
     /// One of the three ways to have a text tokenized.

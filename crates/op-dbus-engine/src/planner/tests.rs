@@ -57,6 +57,9 @@ fn plan(
 ) -> Plan<Item> {
     let mut plan = Plan::default();
     Planner::new(*budget).plan(queue, (Serves::Everybody, now_us), alive, &mut plan);
+    if let Some(first) = plan.batch.first() {
+        queue.begun(first.class, plan.aged, now_us);
+    }
     plan
 }
 

@@ -26,10 +26,10 @@ fn small_work_stays_where_it_starts_at_once_and_large_work_goes_where_it_is_fast
     // A CPU, and a device that is twenty times as fast once it has begun.
     let (cpu, device) = (cost(100, 100), cost(5_000, 5));
     let (cpu, device) = (idle(&cpu, 512), idle(&device, 8192));
-    assert_eq!(leave(&cpu, [device], TEXT, 0), None);
-    assert!(leave(&device, [cpu], TEXT, 0).is_some());
-    assert!(leave(&cpu, [device], 500, 0).is_some());
-    assert_eq!(leave(&device, [cpu], 500, 0), None);
+    assert_eq!(wait_for_others(&cpu, [device], TEXT, 0), None);
+    assert!(wait_for_others(&device, [cpu], TEXT, 0).is_some());
+    assert!(wait_for_others(&cpu, [device], 500, 0).is_some());
+    assert_eq!(wait_for_others(&device, [cpu], 500, 0), None);
 }
 
 #[test]
@@ -38,7 +38,7 @@ fn a_slow_pool_helps_with_what_the_fast_one_would_not_come_to() {
     let running = Some(Running { class: Priority::Interactive, tokens: 8192, started_us: 0 });
     let (cpu, device) = (idle(&cpu, 512), Candidate { running, ..idle(&device, 8192) });
     // The device needs 42 ms for the batch that it runs, and 42 ms for each that follows.
-    let left = |tokens, now_us| leave(&cpu, [device], tokens, now_us).is_some();
+    let left = |tokens, now_us| wait_for_others(&cpu, [device], tokens, now_us).is_some();
     assert!(!left(400, 0), "40 ms here are sooner than 42 and another 3 there");
     assert!(left(400, 20_000), "22 and another 3 are sooner");
     assert!(left(8192, 40_000), "it will be through in 45 ms");
@@ -50,7 +50,7 @@ fn a_pool_that_is_late_is_relied_on_less_and_less() {
     let (slow, fast) = (cost(0, 1_000), cost(0, 10));
     let running = Some(Running { class: Priority::Interactive, tokens: 100, started_us: 0 });
     let (slow, fast) = (idle(&slow, 512), Candidate { running, ..idle(&fast, 512) });
-    let left = |now_us| leave(&slow, [fast], TEXT, now_us);
+    let left = |now_us| wait_for_others(&slow, [fast], TEXT, now_us);
     // 20 ms here; it was to be done after 1 ms there.
     assert_eq!(left(500), Some(Duration::from_millis(20)));
     assert!(left(10_000).is_some());
@@ -61,15 +61,16 @@ fn a_pool_that_is_late_is_relied_on_less_and_less() {
 fn without_anybody_else_or_any_knowledge_the_batch_is_taken() {
     let (known, unknown) = (cost(0, 1), Cost::default());
     let (mine, untried) = (idle(&known, 512), idle(&unknown, 512));
-    assert_eq!(leave(&mine, [], TEXT, 0), None);
-    assert_eq!(leave(&mine, [untried], TEXT, 0), None);
-    assert_eq!(leave(&untried, [mine], TEXT, 0), None);
+    assert_eq!(wait_for_others(&mine, [], TEXT, 0), None);
+    assert_eq!(wait_for_others(&mine, [untried], TEXT, 0), None);
+    assert_eq!(wait_for_others(&untried, [mine], TEXT, 0), None);
 }
 
 #[test]
 fn a_bad_moment_moves_nothing_and_several_do() {
     let (mut cpu, device) = (cost(1_300, 0), cost(4_400, 0));
-    let stays = |cpu: &Cost| leave(&idle(cpu, 512), [idle(&device, 8192)], TEXT, 0).is_none();
+    let stays =
+        |cpu: &Cost| wait_for_others(&idle(cpu, 512), [idle(&device, 8192)], TEXT, 0).is_none();
     cpu.learn(TEXT, 500_000);
     assert!(stays(&cpu), "{:?}", cpu.of(TEXT));
     (0..3).for_each(|_| cpu.learn(TEXT, 500_000));
@@ -85,7 +86,7 @@ fn a_bad_moment_moves_nothing_and_several_do() {
 fn what_has_run_outlives_a_measurement_of_other_sizes() {
     let known = |tokens, us| BatchCost { tokens, us };
     let mut cost = Cost::of_known(&[16, 64, 256].map(|tokens| known(tokens, 9_000)));
-    cost.leave();
+    cost.note_left();
     cost.learn(64, 9_000);
     cost.measured(&[known(20, 50)]);
     assert_eq!(cost.known(), [known(20, 50), known(64, 9_000)]);
@@ -102,7 +103,7 @@ fn shared_out(costs: &[Cost; 2], mut batches: usize) -> [usize; 2] {
             let of = |n: usize| Candidate { running: running[n], ..idle(&costs[n], FULL) };
             let (own, other) = (of(worker), of(1 - worker));
             let is_asked = batches > 0 && own.running.is_none();
-            if is_asked && leave(&own, [other], batches * FULL, now_us).is_none() {
+            if is_asked && wait_for_others(&own, [other], batches * FULL, now_us).is_none() {
                 let (class, tokens, started_us) = (Priority::Bulk, FULL, now_us);
                 running[worker] = Some(Running { class, tokens, started_us });
                 (batches, taken[worker]) = (batches - 1, taken[worker] + 1);
@@ -140,7 +141,7 @@ proptest! {
         let all: Vec<_> = known.iter().zip(&costs).map(|(cost, of)| idle(cost, of.2)).collect();
         let takes = |index: usize| {
             let others = all.iter().enumerate().filter(|(other, _)| *other != index);
-            leave(&all[index], others.map(|(_, other)| *other), tokens, 0).is_none()
+            wait_for_others(&all[index], others.map(|(_, other)| *other), tokens, 0).is_none()
         };
         prop_assert!((0..all.len()).any(takes));
     }
@@ -153,8 +154,8 @@ proptest! {
     ) {
         let costs = [cost(us, 0), cost(us * percent / 100, 0)];
         let [one, other] = [0, 1].map(|n: usize| idle(&costs[n], FULL));
-        prop_assert_eq!(leave(&one, [other], tokens, 0), None);
-        prop_assert_eq!(leave(&other, [one], tokens, 0), None);
+        prop_assert_eq!(wait_for_others(&one, [other], tokens, 0), None);
+        prop_assert_eq!(wait_for_others(&other, [one], tokens, 0), None);
     }
 
     /// Neither has nothing to do for longer than the slow one's batch takes, and little work is the quick one's.

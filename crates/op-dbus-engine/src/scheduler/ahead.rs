@@ -1,7 +1,7 @@
 //! The batch that comes next, planned while a device computes another one: between two batches it waits for
 //! all that is done then.
 
-use super::{Entry, Next, Row, Scheduler, fail};
+use super::{Entry, Row, Scheduler, fail};
 use crate::call::Priority;
 use crate::error::Error;
 use crate::planner::Plan;
@@ -21,16 +21,16 @@ impl Scheduler {
         }
         let mut guard = self.lock();
         let (state, now_us) = (&mut *guard, self.clock.now_us());
-        let serves = state.roster.serves(worker);
-        let is_alone = state.roster.ordinary_workers() == 1 && serves == Serves::Everybody;
+        let serves = state.registry.serves(worker);
+        let is_alone = state.registry.ordinary_workers() == 1 && serves == Serves::Everybody;
         // Where there are several, what one has planned would wait for it while another has nothing to do.
         if !is_alone || self.duty(state, worker, now_us).is_some() {
             return false;
         }
         let alive = |entry: &Entry| entry.item.job.is_alive(now_us);
         let mut dead = state.purge(&alive);
-        let full = state.roster.planner(worker).map_or(usize::MAX, |planner| planner.tokens_max());
-        let ageing = state.queue.ageing();
+        let full =
+            state.registry.planner(worker).map_or(usize::MAX, |planner| planner.tokens_max());
         match state.queue.turn(serves, now_us) {
             // What interactive work waits for is decided when the batch begins.
             Some((class, false))
@@ -38,17 +38,17 @@ impl Scheduler {
                     && (class == Priority::Interactive || !state.queue.has_interactive()) =>
             {
                 state.plan(worker, (serves, now_us), &alive, plan);
-                state.queue.restore_ageing(ageing);
                 dead.append(&mut plan.dead);
             }
             _ => {}
         }
         // Whoever comes meanwhile waits for one batch more.
-        let waits = |entry: &Entry| entry.class == Priority::Bulk && state.mix.is_interactive();
+        let waits =
+            |entry: &Entry| entry.class == Priority::Bulk && state.recent.expects_interactive();
         let tokens = plan.batch.iter().map(|entry| entry.tokens).sum();
         let is_first = plan.batch.first().is_some_and(|first| !waits(first))
             && plan.batch.iter().all(|entry| entry.failed_on.is_none())
-            && state.roster.is_quick(worker, tokens, BEGUN_US_MAX);
+            && state.registry.is_quick(worker, tokens, BEGUN_US_MAX);
         drop(guard);
         // Those that were cancelled have been told already.
         fail(dead, &Error::DeadlineExceeded);
@@ -56,18 +56,18 @@ impl Scheduler {
     }
 
     /// Puts a batch that was planned ahead into `plan`, as the one that `worker` computes now, without the rows
-    /// that nobody waits for any more. It goes back into the queue if the worker is to do something else, or if
-    /// it is the other class's turn by now. One that was begun already is computed as it is.
+    /// that nobody waits for any more; false where none is left. It goes back into the queue if the worker is to do
+    /// something else, or if it is the other class's turn by now. One that was begun already is computed as it is.
     pub fn take_ahead(
         &self,
         worker: usize,
         (ahead, begun): (&mut Plan<Row>, bool),
         plan: &mut Plan<Row>,
-    ) -> Option<Next> {
-        let (class, uid) = ahead.batch.first().map(|entry| (entry.class, entry.uid))?;
+    ) -> bool {
+        let Some(&Entry { class, uid, .. }) = ahead.batch.first() else { return false };
         let mut state = self.lock();
         let now_us = self.clock.now_us();
-        let turn = state.queue.turn(state.roster.serves(worker), now_us);
+        let turn = state.queue.turn(state.registry.serves(worker), now_us);
         let is_aged = turn == Some((Priority::Bulk, true));
         let is_late = match class {
             Priority::Bulk => turn == Some((Priority::Interactive, false)),
@@ -76,19 +76,19 @@ impl Scheduler {
         if !begun && (is_late || self.duty(&mut state, worker, now_us).is_some()) {
             drop(state);
             self.put_back(&mut ahead.batch);
-            return None;
+            return false;
         }
         plan.batch.clear();
         let alive = |entry: &mut Entry| begun || entry.item.job.is_alive(now_us);
         plan.batch.extend(ahead.batch.extract_if(.., alive));
         let begins = !plan.batch.is_empty();
         if begins {
-            state.queue.taken(class, is_aged && class == Priority::Bulk, now_us);
+            state.queue.begun(class, is_aged && class == Priority::Bulk, now_us);
             state.runs(worker, &plan.batch, now_us);
-            state.mix.saw(class, uid);
+            state.recent.note(class, uid);
         }
         drop(state);
         fail(std::mem::take(&mut ahead.batch), &Error::DeadlineExceeded);
-        begins.then_some(Next::Batch)
+        begins
     }
 }

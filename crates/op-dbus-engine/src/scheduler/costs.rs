@@ -9,13 +9,13 @@ impl Scheduler {
     /// Whether a worker is to be measured anew: its device has left batches to others for so long that
     /// what is known of it may not be so any more.
     pub fn is_to_measure(&self, worker: usize) -> bool {
-        let (us, now_us) = (micros(self.idle_check * LEFT_CHECKS_MAX), self.clock.now_us());
-        self.roster(|roster| roster.is_to_measure(worker, us, now_us))
+        let (us, now_us) = (micros(self.check_interval * LEFT_CHECKS_MAX), self.clock.now_us());
+        self.registry(|registry| registry.is_to_measure(worker, us, now_us))
     }
 
     /// Takes note of the bytes that are free on a device.
     pub fn set_free(&self, device: &str, free: Option<u64>) {
-        let changed = self.lock().roster.set_free(device, free);
+        let changed = self.lock().registry.set_free(device, free);
         for (worker, is_short) in &changed {
             match is_short {
                 true => tracing::warn!(

@@ -8,21 +8,21 @@ use super::{Entry, Next, Scheduler, State, fail};
 use crate::backend::{BackendError, Footprint};
 use crate::error::Error;
 use crate::presence::{Absence, Presence};
+use crate::registry::{Loaded, Order, Registry};
 use crate::reserve::Serves;
-use crate::roster::{Loaded, Order, Roster};
 use crate::routing::Running;
 use crate::status::WorkerState;
 use crate::wait::until;
 
 impl Scheduler {
-    /// What `ask` makes of the roster; nobody waits for what it changes.
-    pub fn roster<T>(&self, ask: impl FnOnce(&mut Roster) -> T) -> T {
-        ask(&mut self.lock().roster)
+    /// What `ask` makes of the registry; nobody waits for what it changes.
+    pub fn registry<T>(&self, ask: impl FnOnce(&mut Registry) -> T) -> T {
+        ask(&mut self.lock().registry)
     }
 
     /// Changes what a worker does, has or is asked for, and wakes who waits for that.
-    pub fn change(&self, change: impl FnOnce(&mut Roster)) {
-        self.roster(change);
+    pub fn change(&self, change: impl FnOnce(&mut Registry)) {
+        self.registry(change);
         self.purge_for_nobody();
         self.changed.notify_waiters();
     }
@@ -35,7 +35,7 @@ impl Scheduler {
     /// A worker was lost and is to be replaced.
     pub fn lost(&self, worker: usize, error: &BackendError) {
         let mut state = self.lock();
-        state.roster.lost(worker, error);
+        state.registry.lost(worker, error);
         self.stats.restarted();
         let given_up = state.give_up();
         // Others may have left to it what waits.
@@ -50,22 +50,22 @@ impl Scheduler {
     /// A worker could not be loaded, which took so many microseconds. Once none is left, what waits is failed.
     pub fn load_failed(&self, worker: usize, error: &BackendError, took_us: u64) {
         let mut state = self.lock();
-        state.roster.load_failed(worker, error, took_us);
+        state.registry.load_failed(worker, error, took_us);
         let given_up = state.give_up();
         drop(state);
         tell(given_up);
         self.changed.notify_waiters();
     }
 
-    /// Waits until this holds of the roster.
-    pub async fn until_roster(&self, condition: impl Fn(&Roster) -> bool) {
-        self.until(|state| condition(&state.roster)).await;
+    /// Waits until this holds of the registry.
+    pub async fn until_registry(&self, condition: impl Fn(&Registry) -> bool) {
+        self.until(|state| condition(&state.registry)).await;
     }
 
     /// A worker has a backend, its first or another one.
     pub fn loaded(&self, worker: usize, loaded: Loaded) {
         let mut state = self.lock();
-        state.roster.loaded(worker, loaded);
+        state.registry.loaded(worker, loaded);
         state.loaded_at = Instant::now();
         drop(state);
         self.changed.notify_waiters();
@@ -82,12 +82,12 @@ impl Scheduler {
         let began = Instant::now();
         let mut state = self.lock();
         while !state.stopped {
-            let whole = if state.roster.has_other_devices(worker) { beside } else { alone };
+            let whole = if state.registry.has_other_devices(worker) { beside } else { alone };
             let left = whole.saturating_sub(began.elapsed());
             if left.is_zero() || !state.wants(worker) {
                 return true;
             }
-            state = self.wait(&self.stop, state, Some(left));
+            state = self.stop.wait(state, Some(left));
         }
         false
     }
@@ -131,7 +131,7 @@ impl Scheduler {
 
     /// Returns once the workers have let their backends go, or are to have them again.
     pub async fn all_unloaded(&self) {
-        self.until(|state| state.absence.is_none() || state.roster.all_are_away()).await;
+        self.until(|state| state.absence.is_none() || state.registry.all_are_away()).await;
     }
 
     /// Returns once every worker that is to have a backend has one or is given up.
@@ -160,26 +160,26 @@ impl Scheduler {
     pub fn wake(&self) {
         let mut state = self.lock();
         state.asleep = false;
-        state.roster.order(Order::Check);
+        state.registry.order(Order::Check);
         drop(state);
         self.call_all();
     }
 
     /// Has the workers make sure that they compute, before their next batch.
     pub fn check(&self) {
-        self.roster(|roster| roster.order(Order::Check));
+        self.registry(|registry| registry.order(Order::Check));
         self.call_all();
     }
 
     /// Has the workers give back memory that they can do without, and tells how much that was.
     pub async fn trim(&self) -> Footprint {
-        let before = self.roster(|roster| {
-            roster.order(Order::Trim);
-            roster.footprint()
+        let before = self.registry(|registry| {
+            registry.order(Order::Trim);
+            registry.footprint()
         });
         self.call_all();
-        self.until(|state| !state.roster.is_ordered(Order::Trim)).await;
-        let Footprint { given_back, resident } = self.roster(|roster| roster.footprint());
+        self.until(|state| !state.registry.is_ordered(Order::Trim)).await;
+        let Footprint { given_back, resident } = self.registry(|registry| registry.footprint());
         // Who asked at the same time is told the same.
         Footprint { given_back: given_back.saturating_sub(before.given_back), resident }
     }
@@ -199,7 +199,7 @@ impl Scheduler {
     /// backend, or all are on their way, be it in place of a lost one.
     pub fn is_away(&self) -> bool {
         let state = self.lock();
-        let loading = state.presence() != Presence::Loaded || state.roster.is_only_loading();
+        let loading = state.presence() != Presence::Loaded || state.registry.is_only_loading();
         let away = state.absence.is_some() || loading;
         away && state.refusal().is_none()
     }
@@ -209,11 +209,11 @@ impl Scheduler {
         if state.stopped {
             return Some(Next::Stopped);
         }
-        match (state.wants(worker), state.roster.is(worker, WorkerState::Unloaded)) {
+        match (state.wants(worker), state.registry.is(worker, WorkerState::Unloaded)) {
             (true, true) => Some(Next::Load),
             (false, false) => Some(Next::Unload),
             (false, true) => Some(Next::Nothing),
-            (true, false) => match state.roster.order_of(worker) {
+            (true, false) => match state.registry.order_of(worker) {
                 Some(Order::Check) => Some(Next::Check),
                 Some(Order::Trim) => Some(Next::Trim),
                 // However much waits: a device that turns wrong answers until it is asked.
@@ -222,30 +222,28 @@ impl Scheduler {
         }
     }
 
-    /// Takes note of what a worker goes to do in place of a batch. The ring for what waits may have come to it alone,
-    /// and another one sleeps.
-    pub(super) fn sent_to(
+    /// Takes note of what a worker goes to do, and wakes another one for what waits: it alone may have been notified
+    /// of that.
+    pub(super) fn begins(
         &self,
         mut state: MutexGuard<'_, State>,
         next: Next,
-        worker: usize,
-        now_us: u64,
-    ) -> Next {
+        (worker, now_us): (usize, u64),
+    ) {
         match next {
-            Next::Check | Next::Trim => state.roster.obeys(worker, now_us),
-            Next::Unload => state.roster.leaves_backend(worker),
+            Next::Check | Next::Trim => state.registry.obeys(worker, now_us),
+            Next::Unload => state.registry.leaves_backend(worker),
             _ => {}
         }
         if state.queue.texts() > 0 {
             self.call_workers(state, false);
         }
-        next
     }
 
     /// How long it is until a worker that has a backend is to make sure that it computes.
     pub(super) fn until_check(&self, state: &mut State, worker: usize, now_us: u64) -> Duration {
-        let proved_us = state.roster.proved_us(worker, now_us);
-        self.idle_check.saturating_sub(Duration::from_micros(now_us.saturating_sub(proved_us)))
+        let proved_us = state.registry.proved_us(worker, now_us);
+        self.check_interval.saturating_sub(Duration::from_micros(now_us.saturating_sub(proved_us)))
     }
 
     /// Wakes every worker, whatever it waits for.
@@ -273,45 +271,45 @@ impl State {
     pub fn runs(&mut self, worker: usize, batch: &[Entry], started_us: u64) {
         if let Some(&Entry { class, .. }) = batch.first() {
             let tokens = batch.iter().map(|entry| entry.tokens).sum();
-            self.roster.runs(worker, Running { class, tokens, started_us });
+            self.registry.runs(worker, Running { class, tokens, started_us });
         }
     }
 
     fn wants(&self, worker: usize) -> bool {
-        let needed = self.roster.serves(worker) == Serves::Everybody || self.mix.is_both();
-        self.absence.is_none() && needed && !(self.asleep && self.roster.holds_device(worker))
+        let needed = self.registry.serves(worker) == Serves::Everybody || self.recent.has_both();
+        self.absence.is_none() && needed && !(self.asleep && self.registry.holds_device(worker))
     }
 
     fn devices_are_free(&self) -> bool {
-        self.roster.devices().all(WorkerState::is_away)
+        self.registry.devices().all(WorkerState::is_away)
     }
 
     fn is_settled(&self) -> bool {
-        self.roster.is_settled(|worker| self.wants(worker))
+        self.registry.is_settled(|worker| self.wants(worker))
     }
 
     fn presence(&self) -> Presence {
         match self.absence {
-            Some((why, _)) if self.roster.all_are_away() => Presence::Unloaded(why),
+            Some((why, _)) if self.registry.all_are_away() => Presence::Unloaded(why),
             // They are still at it, and those that could not be had are not there by that.
             Some((_, before)) => before,
-            None if self.roster.refusal().is_some() => Presence::Lost,
-            None if self.asleep && self.roster.devices().count() > 0 => self.presence_asleep(),
-            None if self.roster.is_only_coming() => Presence::Loading,
+            None if self.registry.refusal().is_some() => Presence::Lost,
+            None if self.asleep && self.registry.devices().count() > 0 => self.presence_asleep(),
+            None if self.registry.is_only_coming() => Presence::Loading,
             None => Presence::Loaded,
         }
     }
 
     /// The same while the machine sleeps or is about to.
     fn presence_asleep(&self) -> Presence {
-        let all_load = || self.roster.devices().all(|state| state == WorkerState::Loading);
+        let all_load = || self.registry.devices().all(|state| state == WorkerState::Loading);
         match () {
             // Others, as the CPU beside a device, answer meanwhile.
-            () if self.roster.any_is_there() => Presence::Loaded,
+            () if self.registry.any_is_there() => Presence::Loaded,
             () if self.devices_are_free() => Presence::Unloaded(Absence::Sleep),
             // Those that are still at it were not there before, and are not by that the others let go.
-            () if self.roster.is_still_lost() => Presence::Lost,
-            () if self.roster.is_only_coming() && all_load() => Presence::Loading,
+            () if self.registry.all_are_lost() => Presence::Lost,
+            () if self.registry.is_only_coming() && all_load() => Presence::Loading,
             () => Presence::Loaded,
         }
     }

@@ -17,7 +17,7 @@ use crate::clock::MADE_UP_US;
 use crate::config::{BatchLimits, ModelShape, Pool};
 use crate::job::Terms;
 use crate::output::Output;
-use crate::roster::Loaded;
+use crate::registry::Loaded;
 use crate::routing::BatchCost;
 use crate::sim::SimBackend;
 
@@ -35,15 +35,13 @@ fn scheduler() -> Scheduler {
 /// The same, of another kind.
 fn scheduler_of(kind: impl Fn(Pool) -> Pool) -> Scheduler {
     MADE_UP_US.set(Some(0));
-    let (normalized, matryoshka) = (true, Vec::new());
-    let max_input_tokens = 2 * TOKENS;
-    let model = ModelShape { dimensions: DIMENSIONS, max_input_tokens, normalized, matryoshka };
+    let model = ModelShape::new(DIMENSIONS, 2 * TOKENS);
     let batch = BatchLimits { tokens_max: 2 * TOKENS, ..BatchLimits::default() };
     let pool = Pool { batch, ..Pool::new(Box::new(|_| Ok(Box::new(SimBackend::new(DIMENSIONS))))) };
-    let mut roster = Roster::new(&[kind(pool)], &model);
-    roster.add(vec![(0, Loaded::of(&SimBackend::new(DIMENSIONS) as &dyn Backend))]);
+    let mut registry = Registry::new(&[kind(pool)], &model);
+    registry.add(vec![(0, Loaded::of(&SimBackend::new(DIMENSIONS) as &dyn Backend))]);
     let limits = Limits { bulk_wait_us_max: BULK_WAIT_US, ..Limits::default() };
-    Scheduler::new(&limits, Duration::from_secs(3600), roster, Arc::default())
+    Scheduler::new(&limits, Duration::from_secs(3600), registry, Arc::default())
 }
 
 fn loaded(provider: &str) -> (usize, Loaded) {
@@ -56,7 +54,7 @@ fn of_two(first_us: u64) -> Scheduler {
         |(device, us): (&str, u64)| (device.to_owned(), vec![BatchCost { tokens: 2 * TOKENS, us }]);
     let costs = BTreeMap::from([("one:0", first_us), ("two:0", 1_000)].map(cost));
     let scheduler = scheduler_of(|pool| Pool { costs: costs.clone(), ..pool });
-    scheduler.roster(|roster| roster.add(["one", "two"].map(loaded).into()));
+    scheduler.registry(|registry| registry.add(["one", "two"].map(loaded).into()));
     scheduler
 }
 
@@ -164,6 +162,17 @@ fn the_engines_own_call_leaves_nothing_where_no_worker_comes_by() {
     assert_eq!((scheduler.waiting(), admission.in_flight()), ((0, 0), (0, 0)));
 }
 
+/// A user may leave a million of them at once.
+#[test]
+fn rows_that_nobody_waits_for_leave_a_worker_no_memory_behind() {
+    let scheduler = scheduler();
+    let job = queued(&scheduler, Priority::Bulk, 64);
+    given_up(&scheduler, &job);
+    let mut plan = Plan::default();
+    assert_eq!(scheduler.next_batch(0, &mut plan, false), Next::Nothing);
+    assert_eq!((scheduler.lock().queue.tokens(), plan.dead.capacity()), (0, 0));
+}
+
 /// A worker that waits, on a thread of its own, and what it is told then.
 fn waits(scheduler: &Arc<Scheduler>, worker: usize) -> mpsc::Receiver<Next> {
     let (tells, told) = mpsc::channel();
@@ -171,7 +180,7 @@ fn waits(scheduler: &Arc<Scheduler>, worker: usize) -> mpsc::Receiver<Next> {
     std::thread::spawn(move || {
         tells.send(waits.next_batch(worker, &mut Plan::default(), true)).unwrap();
     });
-    while !scheduler.work.is_awaited(&scheduler.lock()) {
+    while !scheduler.work.has_waiters(&scheduler.lock()) {
         std::thread::yield_now();
     }
     told
@@ -179,43 +188,43 @@ fn waits(scheduler: &Arc<Scheduler>, worker: usize) -> mpsc::Receiver<Next> {
 
 /// Under load no worker waits, and the system would be asked to wake nobody for each call.
 #[test]
-fn a_bell_is_rung_for_who_waits_and_for_nobody_else() {
+fn who_waits_is_notified_and_nobody_else() {
     let scheduler = Arc::new(scheduler());
     let _first = queued(&scheduler, Priority::Interactive, 1);
     assert_eq!(scheduler.next_batch(0, &mut Plan::default(), false), Next::Batch);
-    assert_eq!(scheduler.work.rings(), [0, 0]);
+    assert_eq!(scheduler.work.notified(), [0, 0]);
     let told = waits(&scheduler, 0);
     let _second = queued(&scheduler, Priority::Interactive, 1);
     assert_eq!(told.recv_timeout(Duration::from_secs(60)), Ok(Next::Batch));
-    assert_eq!(scheduler.work.rings(), [1, 0]);
+    assert_eq!(scheduler.work.notified(), [1, 0]);
     let _third = queued(&scheduler, Priority::Interactive, 1);
-    assert_eq!(scheduler.work.rings(), [1, 0], "nobody waits any more");
+    assert_eq!(scheduler.work.notified(), [1, 0], "nobody waits any more");
 }
 
 /// Like cards leave each other nothing, and a slow one that wakes alone would tell nobody.
 #[test]
-fn all_are_rung_for_only_where_the_one_that_wakes_may_leave_it_to_another() {
-    for (first_us, rings) in [(1_200, [1, 0]), (10_000, [0, 1])] {
+fn all_are_notified_only_where_the_one_that_wakes_may_leave_it_to_another() {
+    for (first_us, notified) in [(1_200, [1, 0]), (10_000, [0, 1])] {
         let scheduler = Arc::new(of_two(first_us));
         let told = waits(&scheduler, 1);
         let _call = queued(&scheduler, Priority::Interactive, 1);
         assert_eq!(told.recv_timeout(Duration::from_secs(60)), Ok(Next::Batch));
-        assert_eq!(scheduler.work.rings(), rings, "{first_us} us");
+        assert_eq!(scheduler.work.notified(), notified, "{first_us} us");
     }
 }
 
-/// Who was to take it may sleep, where nobody was rung for it or costs have changed since.
+/// Who was to take it may sleep, where it was not notified or costs have changed since.
 #[test]
 fn who_leaves_the_same_to_another_again_wakes_it() {
     let scheduler = Arc::new(of_two(10_000));
     let _call = queued(&scheduler, Priority::Interactive, 1);
-    assert_eq!(scheduler.work.rings(), [0, 0], "nobody waits yet");
+    assert_eq!(scheduler.work.notified(), [0, 0], "nobody waits yet");
     let told = waits(&scheduler, 0);
     let end = Instant::now() + Duration::from_secs(60);
-    let reaches = |rings: usize| {
-        while scheduler.work.rings()[1] < rings {
+    let reaches = |times: usize| {
+        while scheduler.work.notified()[1] < times {
             assert!(told.try_recv().is_err(), "the quick one has that done before");
-            assert!(Instant::now() < end, "nobody was rung");
+            assert!(Instant::now() < end, "nobody was notified");
             std::thread::yield_now();
         }
     };
@@ -279,9 +288,9 @@ fn who_waits_for_workers_does_not_count_one_that_lets_its_backend_go() {
     let mut context = Context::from_waker(Waker::noop());
     let mut loaded = pin!(scheduler.all_loaded());
     assert!(loaded.as_mut().poll(&mut context).is_pending(), "it has none in a moment");
-    scheduler.change(|roster| roster.unloaded(0));
+    scheduler.change(|registry| registry.unloaded(0));
     assert_eq!(scheduler.next_batch(0, &mut plan, true), Next::Load);
-    scheduler.change(|roster| roster.set(0, WorkerState::Loading));
+    scheduler.change(|registry| registry.set(0, WorkerState::Loading));
     assert!(loaded.as_mut().poll(&mut context).is_pending());
     scheduler.loaded(0, Loaded::of(&SimBackend::new(DIMENSIONS) as &dyn Backend));
     assert!(matches!(loaded.as_mut().poll(&mut context), Poll::Ready(Ok(()))));
@@ -295,14 +304,14 @@ fn who_waits_for_the_end_of_what_computes_waits_for_no_load() {
     let woken = Arc::<Woken>::default();
     let waker = Waker::from(Arc::clone(&woken));
     let mut context = Context::from_waker(&waker);
-    let mut ended = pin!(scheduler.until_roster(Roster::all_but_loading_have_ended));
+    let mut ended = pin!(scheduler.until_registry(Registry::all_but_loading_have_ended));
     assert!(ended.as_mut().poll(&mut context).is_pending(), "its worker may be in a batch");
-    scheduler.change(|roster| roster.loads(0));
+    scheduler.change(|registry| registry.loads(0));
     assert_eq!(woken.0.load(Ordering::Relaxed), 1);
     assert!(ended.as_mut().poll(&mut context).is_ready());
-    let mut all = pin!(scheduler.until_roster(Roster::all_have_ended));
+    let mut all = pin!(scheduler.until_registry(Registry::all_have_ended));
     assert!(all.as_mut().poll(&mut context).is_pending());
-    scheduler.change(|roster| roster.set(0, WorkerState::Stopped));
+    scheduler.change(|registry| registry.set(0, WorkerState::Stopped));
     assert!(all.as_mut().poll(&mut context).is_ready());
 }
 
@@ -311,7 +320,7 @@ fn who_waits_for_the_end_of_what_computes_waits_for_no_load() {
 fn a_lost_worker_waits_longer_for_its_next_try_while_another_device_computes() {
     const HOUR: Duration = Duration::from_secs(3600);
     let scheduler = Arc::new(scheduler());
-    scheduler.roster(|roster| roster.add(["one", "one", "two"].map(loaded).into()));
+    scheduler.registry(|registry| registry.add(["one", "one", "two"].map(loaded).into()));
     let error = BackendError::Lost("on purpose".to_owned());
     scheduler.lost(0, &error);
     assert!(scheduler.pause(0, [HOUR, Duration::ZERO]));
@@ -339,7 +348,7 @@ fn bulk_that_was_planned_ahead_and_leaves_by_its_age_is_followed_by_interactive_
     let _interactive = queued(&scheduler, Priority::Interactive, 4);
     MADE_UP_US.set(Some(BULK_WAIT_US));
     let next = scheduler.take_ahead(0, (&mut ahead, false), &mut plan);
-    assert_eq!((next, plan.batch[0].class), (Some(Next::Batch), Priority::Bulk));
+    assert_eq!((next, plan.batch[0].class), (true, Priority::Bulk));
     // It has waited as long again.
     MADE_UP_US.set(Some(2 * BULK_WAIT_US));
     assert_eq!(scheduler.next_batch(0, &mut plan, false), Next::Batch);
@@ -356,21 +365,21 @@ fn a_worker_that_takes_long_not_to_load_is_given_up_sooner_where_another_pool_ta
         times_us.iter().for_each(|took_us| scheduler.load_failed(0, &error, *took_us));
         scheduler
     };
-    let hopeless = |scheduler: &Scheduler| scheduler.roster(|roster| roster.is_hopeless());
-    let why = |scheduler: &Scheduler| scheduler.roster(|roster| roster.in_vain());
+    let is_failing = |scheduler: &Scheduler| scheduler.registry(|registry| registry.is_failing());
+    let why = |scheduler: &Scheduler| scheduler.registry(|registry| registry.in_vain());
     for losses_max in [None, Some(2)] {
-        assert!(!hopeless(&fail(losses_max, false, &[quick; 2])));
+        assert!(!is_failing(&fail(losses_max, false, &[quick; 2])));
         let three = fail(losses_max, false, &[quick; 3]);
-        assert_eq!((hopeless(&three), why(&three)), (true, None));
+        assert_eq!((is_failing(&three), why(&three)), (true, None));
     }
     // Callers have nobody else.
-    assert!(!hopeless(&fail(None, false, &[slow; 2])));
-    assert!(!hopeless(&fail(Some(2), true, &[slow])));
+    assert!(!is_failing(&fail(None, false, &[slow; 2])));
+    assert!(!is_failing(&fail(Some(2), true, &[slow])));
     for given_up in [fail(Some(2), false, &[slow]), fail(Some(2), true, &[slow, quick])] {
-        assert!(hopeless(&given_up));
+        assert!(is_failing(&given_up));
         assert!(why(&given_up).is_some_and(|why| why.starts_with("could not be loaded again in ")));
-        assert_eq!(given_up.roster(|roster| roster.losses()), None);
-        given_up.change(Roster::keep_trying);
-        assert_eq!((hopeless(&given_up), why(&given_up)), (false, None));
+        assert_eq!(given_up.registry(|registry| registry.losses()), None);
+        given_up.change(Registry::keep_trying);
+        assert_eq!((is_failing(&given_up), why(&given_up)), (false, None));
     }
 }

@@ -27,14 +27,14 @@ const LAST_LOOKS: u32 = 100;
 
 /// So many of one command line may be killed and not have ended: each holds memory and a place among the tasks of
 /// the service, and the next would end in the same call of the same driver.
-const KEPT_MAX: usize = 3;
+const UNREAPED_MAX: usize = 3;
 /// Those that the kernel keeps, with the arguments of each, whoever has started them: the next engine has the same.
-static KEPT: Mutex<Vec<Kept>> = Mutex::new(Vec::new());
+static UNREAPED: Mutex<Vec<Unreaped>> = Mutex::new(Vec::new());
 /// A device that is slow to let go has done so by then.
 const LET_GO_TIME: Duration = Duration::from_secs(30);
 
 /// A process that is killed and has not ended.
-struct Kept {
+struct Unreaped {
     arguments: Vec<OsString>,
     child: Child,
     since: Instant,
@@ -208,7 +208,7 @@ impl Process {
             Ok(Some(status)) => status,
             Ok(None) => {
                 let arguments = std::mem::take(&mut self.arguments);
-                kept().push(Kept { arguments, child, since: Instant::now() });
+                unreaped().push(Unreaped { arguments, child, since: Instant::now() });
                 return (format!("process {id} is killed, and has not ended yet"), None);
             }
             Err(error) => return (format!("process {id} can't be waited for ({error})"), None),
@@ -232,24 +232,24 @@ impl Drop for Process {
     }
 }
 
-/// Those that are kept still; what has ended meanwhile is reaped.
-fn kept() -> MutexGuard<'static, Vec<Kept>> {
-    let mut all = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
-    all.retain_mut(|kept| matches!(kept.child.try_wait(), Ok(None)));
+/// Those that have not ended yet; what has is reaped.
+fn unreaped() -> MutexGuard<'static, Vec<Unreaped>> {
+    let mut all = UNREAPED.lock().unwrap_or_else(PoisonError::into_inner);
+    all.retain_mut(|unreaped| matches!(unreaped.child.try_wait(), Ok(None)));
     all
 }
 
 /// Refuses another process with these arguments where too many before it have not ended.
 fn refuse_more(arguments: &[OsString]) -> Result<(), BackendError> {
     let is_alike =
-        |kept: &&Kept| kept.arguments == arguments && kept.since.elapsed() >= LET_GO_TIME;
-    let alike = kept().iter().filter(is_alike).count();
-    if alike < KEPT_MAX {
+        |other: &&Unreaped| other.arguments == arguments && other.since.elapsed() >= LET_GO_TIME;
+    let alike = unreaped().iter().filter(is_alike).count();
+    if alike < UNREAPED_MAX {
         return Ok(());
     }
     let message = format!(
         "{alike} processes of this worker are killed and have not ended, as the kernel keeps them, and at most \
-         {KEPT_MAX} may be so; no other is started before one has ended: see `journalctl -k` for its driver, or \
+         {UNREAPED_MAX} may be so; no other is started before one has ended: see `journalctl -k` for its driver, or \
          restart the machine"
     );
     Err(BackendError::Load { kind: LoadErrorKind::Other, message })
@@ -296,12 +296,12 @@ mod tests {
     fn processes_that_do_not_end_are_not_started_for_ever() {
         let sleeps = || Command::new("tail").args(["-f", "/dev/null"]).spawn().unwrap();
         let mut pid = Pid::this();
-        for _ in 0..KEPT_MAX {
+        for _ in 0..UNREAPED_MAX {
             assert!(refusal("one").contains("closed its socket"));
             let child = sleeps();
             pid = Pid::from_raw(i32::try_from(child.id()).unwrap());
             let since = Instant::now() - LET_GO_TIME;
-            kept().push(Kept { arguments: vec!["one".into()], child, since });
+            unreaped().push(Unreaped { arguments: vec!["one".into()], child, since });
         }
         assert!(refusal("one").contains("3 processes of this worker are killed and have not"));
         assert!(refusal("other").contains("closed its socket"), "another device is no worse");
@@ -309,12 +309,16 @@ mod tests {
         waitid(Id::Pid(pid), WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT).unwrap();
         assert!(refusal("one").contains("closed its socket"), "one has ended");
         // A worker that was just killed is no sign of a driver that hangs.
-        kept().iter_mut().for_each(|kept| kept.since = Instant::now());
-        kept().push(Kept { arguments: vec!["one".into()], child: sleeps(), since: Instant::now() });
+        unreaped().iter_mut().for_each(|unreaped| unreaped.since = Instant::now());
+        unreaped().push(Unreaped {
+            arguments: vec!["one".into()],
+            child: sleeps(),
+            since: Instant::now(),
+        });
         assert!(refusal("one").contains("closed its socket"), "they were killed just now");
-        for mut kept in kept().drain(..) {
-            kept.child.kill().unwrap();
-            kept.child.wait().unwrap();
+        for mut unreaped in unreaped().drain(..) {
+            unreaped.child.kill().unwrap();
+            unreaped.child.wait().unwrap();
         }
     }
 }

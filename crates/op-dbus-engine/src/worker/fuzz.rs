@@ -48,7 +48,7 @@ pub(crate) fn answers(bytes: &[u8]) -> bool {
     let mut understood = false;
     for _ in 0..MESSAGES_MAX {
         let (mut out, writes) = ([f32::NAN; 4], worker.written.len() > 0);
-        match run_checked(&mut worker, &BATCH, &mut out, &mut |_| ()) {
+        match run_checked(&mut worker, &BATCH, &mut out) {
             Ok(()) => {
                 assert!(writes, "vectors that no worker has written: {out:?}");
                 assert!(out.iter().all(|value| value.is_finite()), "{out:?}");

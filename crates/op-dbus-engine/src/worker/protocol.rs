@@ -15,7 +15,7 @@ use crate::backend::{BackendError, Description, LoadErrorKind};
 use crate::usage::MemoryUse;
 
 /// Engine and worker are the same program; this guards against an upgrade between the two starts.
-pub(super) const VERSION: u32 = 7;
+pub(super) const VERSION: u32 = 8;
 
 /// Bytes of the largest message.
 pub(super) const MESSAGE_BYTES_MAX: usize = 8192;

@@ -11,7 +11,7 @@ use op_dbus_engine::{
 };
 
 use crate::around::around;
-use crate::support::{call, config, configured, expected, pools, reference, sim};
+use crate::support::{begin, call, config, configured, expected, pools, reference, sim};
 
 const ROOM: u64 = 1 << 20;
 
@@ -227,10 +227,7 @@ async fn what_is_kept_as_a_whole_is_in_time_whatever_is_queued() {
     let engine = configured(vec![pool], config);
     let texts =
         |from: usize| (from..from + 10).map(|n| format!("text no {n:02}")).collect::<Vec<_>>();
-    let begin = |texts: Vec<String>| {
-        let (engine, call) = (engine.clone(), Call { inputs: texts.into(), ..call(1, &[]) });
-        tokio::spawn(async move { engine.embed(call).await })
-    };
+    let begin = |texts: Vec<String>| begin(&engine, Call { inputs: texts.into(), ..call(1, &[]) });
     // After a batch that was full it is known how long others take.
     begin(texts(0)).await.unwrap().unwrap();
     // 12 tokens a text: some 6 s.

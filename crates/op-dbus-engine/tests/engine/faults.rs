@@ -218,8 +218,8 @@ fn straying(strays: &Arc<AtomicBool>) -> Pool {
 #[tokio::test]
 async fn a_backend_that_was_right_and_turns_wrong_is_found() {
     let strays = Arc::new(AtomicBool::new(false));
-    let started = |idle_check| {
-        let config = EngineConfig { idle_check, ..config(Limits::default()) };
+    let started = |check_interval| {
+        let config = EngineConfig { check_interval, ..config(Limits::default()) };
         configured(vec![straying(&strays)], config)
     };
     let woken = started(Duration::from_secs(3600));
@@ -293,7 +293,8 @@ async fn a_worker_that_was_lost_while_idle_is_replaced_before_it_is_needed() {
         // The second batch is the first check of an idle worker.
         sim(Faults { die_on_batch: (n == 0).then_some(2), ..Faults::default() })
     };
-    let config = EngineConfig { idle_check: Duration::from_millis(20), ..EngineConfig::default() };
+    let config =
+        EngineConfig { check_interval: Duration::from_millis(20), ..EngineConfig::default() };
     let engine = configured(pools(Box::new(factory), 1), config);
     assert_eq!((replaced.recv(), replaced.recv()), (Ok(0), Ok(1)));
     assert_eq!(engine.embed(call(1, &["a"])).await.unwrap().vectors, expected("a"));
@@ -324,7 +325,8 @@ fn moving() -> BackendFactory {
 
 #[tokio::test]
 async fn the_device_of_a_check_is_told_as_that_of_a_batch() {
-    let config = EngineConfig { idle_check: Duration::from_millis(2), ..config(Limits::default()) };
+    let config =
+        EngineConfig { check_interval: Duration::from_millis(2), ..config(Limits::default()) };
     let engine = configured(pools(moving(), 1), config);
     let device = || engine.descriptions().remove(0).description.device;
     let moves = async {
@@ -351,8 +353,8 @@ async fn who_waits_for_a_worker_to_move_is_told() {
 #[tokio::test]
 async fn a_backend_that_turns_wrong_and_is_never_idle_is_found() {
     let strays = Arc::new(AtomicBool::new(false));
-    let idle_check = Duration::from_millis(50);
-    let config = EngineConfig { idle_check, ..config(Limits::default()) };
+    let check_interval = Duration::from_millis(50);
+    let config = EngineConfig { check_interval, ..config(Limits::default()) };
     let engine = configured(vec![straying(&strays)], config);
     strays.store(true, Ordering::Relaxed);
     let found = async {
@@ -379,8 +381,8 @@ async fn when_one_worker_has_turned_wrong_the_others_are_asked() {
             straying.run(batch, out)
         }))
     });
-    let idle_check = Duration::from_secs(3600);
-    let config = EngineConfig { idle_check, ..config(Limits::default()) };
+    let check_interval = Duration::from_secs(3600);
+    let config = EngineConfig { check_interval, ..config(Limits::default()) };
     let engine = configured(vec![Pool { reference, workers: 2, ..Pool::new(failing) }], config);
     strays.store(true, Ordering::Relaxed);
     let both = async {

@@ -275,8 +275,7 @@ async fn what_is_not_done_by_its_deadline_is_refused_at_once_and_the_rest_is_don
     let engine = batched(factory, Limits::default(), batch, 1);
     let embed = |texts: usize, ms: u64| {
         let deadline = Some(Instant::now() + Duration::from_millis(ms));
-        let (engine, call) = (engine.clone(), Call { deadline, ..call(1, &vec![TEN; texts]) });
-        tokio::spawn(async move { engine.embed(call).await })
+        begin(&engine, Call { deadline, ..call(1, &vec![TEN; texts]) })
     };
     // Until a full batch was seen nobody is refused for it.
     let (first, second) = (embed(10, 60_000), embed(10, 60_000));
@@ -350,10 +349,7 @@ async fn what_is_left_of_a_call_that_is_over_makes_room_before_the_next_batch() 
     let limits = Limits { quota_tokens: 64, batch_delay_us_max: HOUR_US, ..Limits::default() };
     let batch = BatchLimits { tokens_max: INPUT_MAX, ..BatchLimits::default() };
     let engine = batched(Box::new(|_| sim(Default::default())), limits, batch, 1);
-    let begin = |uid, text: &'static str| {
-        let engine = engine.clone();
-        tokio::spawn(async move { engine.embed(call(uid, &[text])).await })
-    };
+    let begin = |uid, text| begin(&engine, call(uid, &[text]));
     let over = begin(1, "over");
     tokio::task::yield_now().await;
     over.abort();

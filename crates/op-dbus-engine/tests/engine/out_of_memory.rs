@@ -52,10 +52,7 @@ async fn a_part_of_a_batch_is_computed_as_a_batch_is() {
         }))
     };
     let engine = start(Box::new(made), Limits::default(), 1);
-    let call = tokio::spawn({
-        let engine = engine.clone();
-        async move { engine.embed(call(1, &["a", "~"])).await }
-    });
+    let call = begin(&engine, call(1, &["a", "~"]));
     begins.recv().unwrap();
     assert_eq!(engine.stats().batches, 1, "the first part is done");
     assert!(engine.busy_for().is_some());

@@ -104,7 +104,8 @@ async fn what_an_engine_knows_of_each_device_another_begins_with() {
 async fn a_pool_that_leaves_all_to_another_is_measured_anew() {
     let device = known(10_000_000, &["device:0"], pool("device", 0));
     let cpu = known(50_000, &["cpu:0"], pool("cpu", 1_000_000));
-    let config = EngineConfig { idle_check: Duration::from_millis(2), ..config(Limits::default()) };
+    let config =
+        EngineConfig { check_interval: Duration::from_millis(2), ..config(Limits::default()) };
     let engine = configured(vec![device, cpu], config);
     let provider = async || engine.embed(call(1, &["a"])).await.unwrap().provider;
     assert_eq!(provider().await, "cpu");
@@ -121,8 +122,8 @@ async fn a_device_that_leaves_full_batches_alone_is_measured_anew() {
     };
     let device = of("device:0", [1, 10_000_000], pool("device", 0));
     let cpu = of("cpu:0", [50_000; 2], pool("cpu", 1_000_000));
-    let idle_check = Duration::from_millis(50);
-    let config = EngineConfig { idle_check, ..config(Limits::default()) };
+    let check_interval = Duration::from_millis(50);
+    let config = EngineConfig { check_interval, ..config(Limits::default()) };
     let engine = configured(vec![device, cpu], config);
     let embed = async |text: String, texts, priority| {
         let inputs = vec![text; texts].into();

@@ -11,7 +11,7 @@ use op_dbus_engine::{
 };
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-use super::support::{DIMENSIONS, Gate, call, expected, held, of_pools, pools, sim};
+use super::support::{DIMENSIONS, Gate, begin, call, expected, held, of_pools, pools, sim};
 
 /// Backends that are counted, and can be told not to load.
 #[derive(Clone, Default)]
@@ -57,12 +57,7 @@ async fn an_unloaded_engine_answers_and_calls_share_one_load() {
     assert_eq!(engine.count_tokens(7, vec!["ab".into()]).await.unwrap(), [4]);
     assert_eq!(engine.presence(), Presence::Unloaded(Absence::Asked), "counting needs no worker");
 
-    let calls: Vec<_> = (0..16)
-        .map(|uid| {
-            let engine = engine.clone();
-            tokio::spawn(async move { engine.embed(call(uid, &["text"])).await })
-        })
-        .collect();
+    let calls: Vec<_> = (0..16).map(|uid| begin(&engine, call(uid, &["text"]))).collect();
     for call in calls {
         assert_eq!(call.await.unwrap().unwrap().vectors, expected("text"));
     }
@@ -93,10 +88,7 @@ async fn a_canary_does_not_wait_for_a_backend_in_place_of_a_lost_one() {
         sim(Faults::default())
     });
     let engine = of_pools(pools(factory, 1));
-    let lost = tokio::spawn({
-        let engine = engine.clone();
-        async move { engine.embed(call(1, &["text"])).await }
-    });
+    let lost = begin(&engine, call(1, &["text"]));
     loading.recv().await.unwrap();
     engine.canary().await.unwrap();
     drop(hold);
@@ -164,10 +156,7 @@ async fn an_engine_is_there_with_one_of_its_workers() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_engine_is_idle_only_without_calls() {
     let gate = Gate::new(Limits::default());
-    let embedding = tokio::spawn({
-        let engine = gate.engine.clone();
-        async move { engine.embed(call(1, &["slow"])).await }
-    });
+    let embedding = gate.begin(call(1, &["slow"]));
     gate.next_batch();
     assert_eq!(gate.engine.idle_for(), None);
     assert!(!gate.engine.unload_idle(Duration::ZERO));
@@ -251,10 +240,7 @@ async fn a_device_is_let_go_for_a_sleep_and_calls_wait() {
     let engine = backends.engine(true);
     engine.sleep().await;
     assert_eq!(engine.presence(), Presence::Unloaded(Absence::Sleep));
-    let waiting = tokio::spawn({
-        let engine = engine.clone();
-        async move { engine.embed(call(1, &["text"])).await }
-    });
+    let waiting = begin(&engine, call(1, &["text"]));
     while engine.stats().queue_texts == 0 {
         tokio::task::yield_now().await;
     }

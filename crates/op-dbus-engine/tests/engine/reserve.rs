@@ -4,7 +4,10 @@ use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 
 use op_dbus_engine::sim::Faults;
-use op_dbus_engine::{BackendError, BackendFactory, Call, Pool, Priority, WorkerState};
+use op_dbus_engine::{
+    BackendError, BackendFactory, Call, Error, Pool, Priority, Reply, WorkerState,
+};
+use tokio::task::JoinHandle;
 
 use crate::around::around;
 use crate::support::*;
@@ -14,9 +17,8 @@ fn bulk(text: &str) -> Call {
 }
 
 /// A gate behind which a batch of bulk is kept, and the call that waits for it.
-async fn keeping_bulk(gate: &Gate) -> tokio::task::JoinHandle<Vec<f32>> {
-    let engine = gate.engine.clone();
-    let call = tokio::spawn(async move { engine.embed(bulk("bulk")).await.unwrap().vectors });
+fn keeping_bulk(gate: &Gate) -> JoinHandle<Result<Reply, Error>> {
+    let call = gate.begin(bulk("bulk"));
     assert_eq!(gate.next_batch(), ["bulk"]);
     call
 }
@@ -24,10 +26,9 @@ async fn keeping_bulk(gate: &Gate) -> tokio::task::JoinHandle<Vec<f32>> {
 #[tokio::test(flavor = "multi_thread")]
 async fn interactive_texts_pass_a_bulk_batch_that_runs_and_bulk_does_not() {
     let gate = Gate::reserved(|| sim(Faults::default()));
-    let first = keeping_bulk(&gate).await;
+    let first = keeping_bulk(&gate);
     assert_eq!(gate.engine.descriptions().len(), 1, "a reserve that nobody needs is not there");
-    let (engine, second) = (gate.engine.clone(), bulk("more"));
-    let second = tokio::spawn(async move { engine.embed(second).await.unwrap().vectors });
+    let second = gate.begin(bulk("more"));
     for text in ["a", "b"] {
         let reply = gate.engine.embed(call(2, &[text])).await.unwrap();
         assert_eq!(reply.vectors, expected(text));
@@ -38,38 +39,36 @@ async fn interactive_texts_pass_a_bulk_batch_that_runs_and_bulk_does_not() {
     gate.go();
     assert_eq!(gate.next_batch(), ["more"]);
     gate.go();
-    assert_eq!(first.await.unwrap(), expected("bulk"));
-    assert_eq!(second.await.unwrap(), expected("more"));
+    assert_eq!(first.await.unwrap().unwrap().vectors, expected("bulk"));
+    assert_eq!(second.await.unwrap().unwrap().vectors, expected("more"));
     assert_eq!(gate.engine.descriptions()[1].batches, 2);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_reserve_leaves_what_an_idle_worker_can_do() {
     let gate = Gate::reserved(|| sim(Faults::default()));
-    let first = keeping_bulk(&gate).await;
+    let first = keeping_bulk(&gate);
     gate.engine.embed(call(2, &["a"])).await.unwrap();
     gate.go();
-    first.await.unwrap();
-    let engine = gate.engine.clone();
-    let alone = tokio::spawn(async move { engine.embed(call(2, &["b"])).await.unwrap().vectors });
+    first.await.unwrap().unwrap();
+    let alone = gate.begin(call(2, &["b"]));
     assert_eq!(gate.next_batch(), ["b"]);
     gate.go();
-    assert_eq!(alone.await.unwrap(), expected("b"));
+    assert_eq!(alone.await.unwrap().unwrap().vectors, expected("b"));
     assert_eq!(gate.engine.descriptions()[1].batches, 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_reserve_that_cannot_be_had_costs_nobody_a_vector() {
     let gate = Gate::reserved(|| Err(BackendError::Lost("there is no room for another".into())));
-    let first = keeping_bulk(&gate).await;
-    let engine = gate.engine.clone();
-    let waits = tokio::spawn(async move { engine.embed(call(2, &["a"])).await.unwrap().vectors });
+    let first = keeping_bulk(&gate);
+    let waits = gate.begin(call(2, &["a"]));
     // It waits for the worker that is there.
     gate.go();
     assert_eq!(gate.next_batch(), ["a"]);
     gate.go();
-    assert_eq!(first.await.unwrap(), expected("bulk"));
-    assert_eq!(waits.await.unwrap(), expected("a"));
+    assert_eq!(first.await.unwrap().unwrap().vectors, expected("bulk"));
+    assert_eq!(waits.await.unwrap().unwrap().vectors, expected("a"));
     let workers = gate.engine.descriptions();
     assert_eq!(workers.len(), 1);
     assert!(matches!(workers[0].state, WorkerState::Idle | WorkerState::Busy));
@@ -79,10 +78,10 @@ async fn a_reserve_that_cannot_be_had_costs_nobody_a_vector() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_reserve_goes_with_the_others() {
     let gate = Gate::reserved(|| sim(Faults::default()));
-    let first = keeping_bulk(&gate).await;
+    let first = keeping_bulk(&gate);
     gate.engine.embed(call(2, &["a"])).await.unwrap();
     gate.go();
-    first.await.unwrap();
+    first.await.unwrap().unwrap();
     gate.engine.unload().await;
     let workers = gate.engine.descriptions();
     assert_eq!(
@@ -122,15 +121,12 @@ async fn a_reserve_computes_while_the_worker_that_it_stands_beside_is_replaced()
         _ => sim(Faults::default()),
     });
     let engine = of_pools(vec![Pool { reserved: 1, ..Pool::new(factory) }]);
-    let first = tokio::spawn({
-        let engine = engine.clone();
-        async move { engine.embed(bulk("~")).await.unwrap().vectors }
-    });
+    let first = begin(&engine, bulk("~"));
     assert_eq!(said.recv().unwrap(), "computes");
     engine.embed(call(2, &["a"])).await.unwrap();
     go.send(()).unwrap();
     assert_eq!(said.recv().unwrap(), "loads");
     assert_eq!(engine.embed(call(2, &["b"])).await.unwrap().vectors, expected("b"));
     go.send(()).unwrap();
-    assert_eq!(first.await.unwrap(), expected("~"));
+    assert_eq!(first.await.unwrap().unwrap().vectors, expected("~"));
 }

@@ -16,12 +16,7 @@ pub const DIMENSIONS: usize = 8;
 pub const INPUT_MAX: usize = 32;
 
 pub fn model() -> ModelShape {
-    ModelShape {
-        dimensions: DIMENSIONS,
-        max_input_tokens: INPUT_MAX,
-        normalized: true,
-        matryoshka: vec![4],
-    }
+    ModelShape { matryoshka: vec![4], ..ModelShape::new(DIMENSIONS, INPUT_MAX) }
 }
 
 pub fn config(limits: Limits) -> EngineConfig {
@@ -96,6 +91,12 @@ pub fn call(uid: u32, texts: &[&str]) -> Call {
         inputs: texts.iter().map(ToString::to_string).collect::<Vec<_>>().into(),
         ..Call::default()
     }
+}
+
+/// Makes a call and goes on without its reply.
+pub fn begin(engine: &Engine, call: Call) -> JoinHandle<Result<Reply, Error>> {
+    let engine = engine.clone();
+    tokio::spawn(async move { engine.embed(call).await })
 }
 
 /// What the simulator makes of a text that fits.
@@ -178,8 +179,7 @@ impl Gate {
 
     /// Makes a call and goes on without its reply.
     pub fn begin(&self, call: Call) -> JoinHandle<Result<Reply, Error>> {
-        let engine = self.engine.clone();
-        tokio::spawn(async move { engine.embed(call).await })
+        begin(&self.engine, call)
     }
 
     /// Waits until a batch is about to run; its texts in alphabetical order.

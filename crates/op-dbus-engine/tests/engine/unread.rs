@@ -93,10 +93,7 @@ async fn a_text_that_comes_to_an_ended_worker_beside_an_unlucky_one_keeps_its_tr
         Ok(Box::new(Scripted { sim, script, is_unread: false }) as Box<dyn Backend>)
     };
     let engine = start(Box::new(factory), Limits::default(), 1);
-    let begin = |uid, text: &'static str| {
-        let engine = engine.clone();
-        tokio::spawn(async move { engine.embed(call(uid, &[text])).await })
-    };
+    let begin = |uid, text| begin(&engine, call(uid, &[text]));
     let unlucky = begin(1, "a");
     tokio::task::yield_now().await;
     for _ in 0..3 {

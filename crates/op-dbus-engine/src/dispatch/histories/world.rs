@@ -19,11 +19,11 @@ use crate::error::Error;
 use crate::job::Job;
 use crate::prepare::{Chunk, Preparer};
 use crate::proof::load;
-use crate::roster::{Loaded, Roster};
+use crate::registry::{Loaded, Registry};
 use crate::routing::BatchCost;
 use crate::scheduler::Scheduler;
-use crate::sim::SimBackend;
-use crate::start::{CANARY, places, probe, reserved};
+use crate::sim::{SimBackend, SplitMix64};
+use crate::start::{CANARY, probe, worker_ids};
 use crate::tokenizer::Tokenizer;
 
 pub const DIMENSIONS: usize = 4;
@@ -78,16 +78,12 @@ pub struct Asked {
     pub over: bool,
 }
 
-/// SplitMix64.
-pub struct Random(pub u64);
+/// What happens, by a seed.
+pub struct Random(pub SplitMix64);
 
 impl Random {
     pub fn below(&mut self, end: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (z ^ (z >> 31)) % end
+        self.0.next_u64() % end
     }
 
     pub fn of<T: Copy>(&mut self, choices: &[T]) -> T {
@@ -102,7 +98,7 @@ impl Random {
 impl World {
     /// An engine without workers yet, which are made of what is returned.
     pub fn new(seed: u64, tokenizer: &Tokenizer, backend: Make) -> (Self, Arc<Shared>) {
-        let mut random = Random(seed);
+        let mut random = Random(SplitMix64(seed));
         let (shared, limits) = shared(&mut random, backend);
         let scheduler = Arc::clone(&shared.scheduler);
         let ledger = Arc::<Ledger>::default();
@@ -188,13 +184,11 @@ fn shared(random: &mut Random, backend: Make) -> (Shared, Limits) {
         bulk_wait_us_max: random.of(&[0, 100, 10_000]),
         ..Limits::default()
     };
-    let (normalized, matryoshka) = (true, Vec::new());
-    let max_input_tokens = INPUT_MAX;
-    let model = ModelShape { dimensions: DIMENSIONS, max_input_tokens, normalized, matryoshka };
+    let model = ModelShape::new(DIMENSIONS, INPUT_MAX);
     let pools: Vec<Pool> = (0..random.of(&[1, 2])).map(|_| pool(random, backend)).collect();
-    let roster = Roster::new(&pools, &model);
+    let registry = Registry::new(&pools, &model);
     let scheduler =
-        Arc::new(Scheduler::new(&limits, Duration::from_secs(60), roster, Arc::default()));
+        Arc::new(Scheduler::new(&limits, Duration::from_secs(60), registry, Arc::default()));
     let probe = probe(&Tokenizer::bytes(INPUT_MAX), CANARY).unwrap();
     let (cache, number, backoff) = (Arc::new(Cache::new(0)), 0, Duration::ZERO);
     (Shared { scheduler, cache, number, pools, model, probe, backoff }, limits)
@@ -223,13 +217,12 @@ fn pool(random: &mut Random, backend: Make) -> Pool {
 
 /// The workers of an engine, all loaded but those that are reserved.
 pub fn workers(shared: &Arc<Shared>) -> Vec<Worker> {
-    let worker = |place| Worker::new(place, Arc::clone(shared), load(place, shared).unwrap());
-    let mut workers: Vec<Worker> = places(&shared.pools).into_iter().map(worker).collect();
-    let loaded =
-        workers.iter().map(|worker| (worker.place.pool, Loaded::of(worker.backend.as_ref())));
-    shared.scheduler.roster(|roster| roster.add(loaded.collect()));
-    let like = workers[0].description.clone();
-    let reserve = |place| Worker::reserved(place, Arc::clone(shared), like.clone());
-    workers.extend(reserved(&shared.pools).into_iter().map(reserve));
+    let ids = worker_ids(&shared.pools);
+    let (reserved, others): (Vec<_>, Vec<_>) = ids.into_iter().partition(|id| id.reserved);
+    let worker = |id| Worker::new(id, Arc::clone(shared), load(id, shared).unwrap());
+    let mut workers: Vec<Worker> = others.into_iter().map(worker).collect();
+    let loaded = workers.iter().map(|worker| (worker.id.pool, Loaded::of(worker.backend.as_ref())));
+    shared.scheduler.registry(|registry| registry.add(loaded.collect()));
+    workers.extend(reserved.into_iter().map(|id| Worker::without_backend(id, Arc::clone(shared))));
     workers
 }

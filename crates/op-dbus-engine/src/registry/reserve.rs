@@ -1,12 +1,12 @@
 //! Workers that compute interactive work alone, and those that they stand beside.
 
-use super::{Loaded, Roster, Worker};
+use super::{Loaded, Registry, Worker};
 use crate::call::Priority;
 use crate::reserve::Serves;
 use crate::routing::Running;
 use crate::status::WorkerState;
 
-impl Roster {
+impl Registry {
     /// Those that compute whatever waits.
     pub(super) fn ordinary(&self) -> impl Iterator<Item = &Worker> {
         self.workers.iter().filter(|worker| !worker.status.reserved)

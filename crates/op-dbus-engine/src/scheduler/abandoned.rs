@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::{Entry, Scheduler, State, fail};
 use crate::error::Error;
 use crate::job::Job;
-use crate::roster::Roster;
+use crate::registry::Registry;
 
 /// What is left is looked for before the next batch if it counts for this part of what waits. To look takes the
 /// longer the more its users have queued: one who has much there could keep everybody waiting with calls that fail.
@@ -17,7 +17,7 @@ const LOOKS: usize = 64;
 /// What calls that are over have left in the queue: tokens of each user, at most, as rows may have been dropped at
 /// their turn since.
 #[derive(Debug, Default)]
-pub(super) struct Over(BTreeMap<u32, usize>);
+pub(super) struct Abandoned(BTreeMap<u32, usize>);
 
 impl Scheduler {
     /// A call was given up: its rows are dropped at their turn; before the next batch, as soon as what is left of such
@@ -28,7 +28,7 @@ impl Scheduler {
         // Asked under the lock that rows are queued under: whoever queues some later asks whether they are wanted.
         if let Some(held) = held.filter(|_| job.was_queued() && state.queue.texts() > 0) {
             // The engine's own call counts for nothing.
-            *state.over.0.entry(job.terms.uid).or_default() += held.max(1);
+            *state.abandoned.0.entry(job.terms.uid).or_default() += held.max(1);
         }
         drop(state);
         self.purge_for_nobody();
@@ -41,17 +41,17 @@ impl Scheduler {
 
     /// [`purge`](Self::purge) where no worker has a backend that would do so before its next batch.
     pub(super) fn purge_for_nobody(&self) {
-        self.purge_if(|roster| !roster.any_is_there());
+        self.purge_if(|registry| !registry.any_is_there());
     }
 
-    fn purge_if(&self, wanted: fn(&Roster) -> bool) {
+    fn purge_if(&self, wanted: fn(&Registry) -> bool) {
         let now_us = self.clock.now_us();
         let mut state = self.lock();
-        if wanted(&state.roster) {
-            let over = state.purge_worth(&|entry| entry.item.job.is_alive(now_us));
+        if wanted(&state.registry) {
+            let dead = state.purge_worth(&|entry| entry.item.job.is_alive(now_us));
             drop(state);
             // Those that were cancelled have been told already.
-            fail(over, &Error::DeadlineExceeded);
+            fail(dead, &Error::DeadlineExceeded);
         }
     }
 }
@@ -59,20 +59,20 @@ impl Scheduler {
 impl State {
     /// Takes out the rows of calls that were given up, if they are enough of what waits.
     pub(super) fn purge(&mut self, alive: &dyn Fn(&Entry) -> bool) -> Vec<Entry> {
-        let tokens: usize = self.over.0.values().sum();
+        let tokens: usize = self.abandoned.0.values().sum();
         if tokens.saturating_mul(PART) < self.queue.tokens() {
             return Vec::new();
         }
-        let users = std::mem::take(&mut self.over.0).into_keys();
+        let users = std::mem::take(&mut self.abandoned.0).into_keys();
         users.flat_map(|uid| self.queue.purge(uid, alive)).collect()
     }
 
     /// Takes them out of what users have queued who have not much more there.
     fn purge_worth(&mut self, alive: &dyn Fn(&Entry) -> bool) -> Vec<Entry> {
-        let Self { over, queue, .. } = self;
+        let Self { abandoned, queue, .. } = self;
         let is_worth =
             |uid: &u32, tokens: &mut usize| tokens.saturating_mul(LOOKS) >= queue.texts_of(*uid);
-        let users: Vec<u32> = over.0.extract_if(.., is_worth).map(|(uid, _)| uid).collect();
+        let users: Vec<u32> = abandoned.0.extract_if(.., is_worth).map(|(uid, _)| uid).collect();
         users.into_iter().flat_map(|uid| queue.purge(uid, alive)).collect()
     }
 }

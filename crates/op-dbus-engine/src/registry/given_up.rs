@@ -1,6 +1,7 @@
-//! Which workers are given up: those that can't be loaded, and those that can and lose what they compute.
+//! Which workers are given up: those that can't be loaded, and those that can and lose what they compute. One that is
+//! given up is tried again all the same, but nobody waits for it, and while it has no backend it is gone.
 
-use super::{Roster, Worker};
+use super::{Registry, Worker};
 use crate::backend::{BackendError, Description};
 
 /// Failed loads in a row of every worker of a pool after which nobody waits for them.
@@ -16,16 +17,22 @@ const LOSSES_TRUSTED: u32 = 2;
 /// again would never be left: what it is lost with may well be computed by its next worker.
 const FORGETS: u64 = 32;
 
-impl Roster {
-    /// Whether a worker has a backend that computes, or soon will again.
-    pub(super) fn can_be_had(&self, worker: &Worker) -> bool {
-        let loads = worker.load_failures < LOAD_FAILURES_MAX && !self.loads_slowly(worker);
-        loads && !self.loses(worker)
+impl Registry {
+    /// Whether nobody waits for a worker any more: it could not be loaded, or loses what it computes.
+    pub(super) fn is_given_up(&self, worker: &Worker) -> bool {
+        let fails = worker.load_failures >= LOAD_FAILURES_MAX || self.loads_slowly(worker);
+        fails || self.loses(worker)
     }
 
     /// Whether a worker computes, or soon will again: one that is there does so also where it is given up.
-    pub(super) fn counts(&self, worker: &Worker) -> bool {
-        worker.is_there() || self.can_be_had(worker)
+    pub(super) fn is_relied_on(&self, worker: &Worker) -> bool {
+        worker.is_there() || !self.is_given_up(worker)
+    }
+
+    /// Whether a worker is given up and has no backend, until it has proved itself again: one that was unloaded is
+    /// tried anew, and may be as gone as before.
+    fn is_gone(&self, worker: &Worker) -> bool {
+        !worker.is_there() && (worker.was_given_up || self.is_given_up(worker))
     }
 
     /// Whether its failed loads took so long that nobody waits for another one.
@@ -38,15 +45,14 @@ impl Roster {
 
     /// A worker could not be replaced, which took so many microseconds.
     pub fn load_failed(&mut self, worker: usize, error: &BackendError, took_us: u64) {
-        if let Some(worker) = self.workers.get_mut(worker) {
-            worker.is_loading = false;
-            worker.load_failures += 1;
-            worker.load_failures_us += took_us;
-            worker.status.last_error = Some(error.to_string());
-            let pool = worker.pool;
-            // It may have been this one that called for smaller batches, and is given up.
-            self.plan_for(pool);
-        }
+        let Some(worker) = self.workers.get_mut(worker) else { return };
+        worker.is_loading = false;
+        worker.load_failures += 1;
+        worker.load_failures_us += took_us;
+        worker.status.last_error = Some(error.to_string());
+        let pool = worker.pool;
+        // It may have been this one that called for smaller batches, and is given up.
+        self.plan_for(pool);
     }
 
     /// Whether a worker has lost so many batches of late that its proofs count no more.
@@ -59,15 +65,13 @@ impl Roster {
     pub fn doubts(&self, worker: usize) -> Option<String> {
         let own = self.workers.get(worker).filter(|own| own.losses >= LOSSES_TRUSTED)?;
         let others = self.ordinary().any(|other| !std::ptr::eq(own, other) && other.is_there());
-        let device = &own.status.description.device;
-        others.then(|| format!("{device} lost {} batches of late", own.losses))
+        others.then(|| format!("{} lost {} batches of late", own.device(), own.losses))
     }
 
     /// Whether other devices of a worker's pool compute: nobody waits for its own then.
     pub fn has_other_devices(&self, worker: usize) -> bool {
         let Some(own) = self.workers.get(worker) else { return false };
-        let device = &own.status.description.device;
-        let mut others = self.ordinary().filter(|other| other.status.description.device != *device);
+        let mut others = self.ordinary().filter(|other| other.device() != own.device());
         others.any(|other| other.pool == own.pool && other.is_there())
     }
 
@@ -105,31 +109,25 @@ impl Roster {
     }
 
     /// Whether all workers of the pool that was asked for are given up.
-    pub fn is_hopeless(&self) -> bool {
+    pub fn is_failing(&self) -> bool {
         let mut first = self.asked_for().peekable();
-        first.peek().is_some() && first.all(|worker| !self.can_be_had(worker))
+        first.peek().is_some() && first.all(|worker| self.is_given_up(worker))
     }
 
-    /// Whether a worker is given up and gone, until it has proved itself again: one that is there computes also where
-    /// it is given up; one that was unloaded is tried anew, and may be as gone as before.
-    fn is_lost(&self, worker: &Worker) -> bool {
-        !worker.is_there() && (worker.was_given_up || !self.can_be_had(worker))
-    }
-
-    /// Whether all workers were given up, some of which were unloaded since, and the others are still being tried.
-    pub fn is_still_lost(&self) -> bool {
-        let is_given_up = |worker: &Worker| !self.can_be_had(worker);
-        self.ordinary().all(|worker| self.is_lost(worker)) && self.ordinary().any(is_given_up)
+    /// Whether all workers are gone, and not all of them were unloaded since: others are still being tried.
+    pub fn all_are_lost(&self) -> bool {
+        self.ordinary().all(|worker| self.is_gone(worker))
+            && self.ordinary().any(|worker| self.is_given_up(worker))
     }
 
     /// Who computes in place of the workers that were asked for, once these are given up and gone, until one has proved
     /// itself again; and why.
     pub fn stand_in(&self) -> Option<(Description, String)> {
-        if !self.asked_for().all(|own| self.is_lost(own)) {
+        if !self.asked_for().all(|own| self.is_gone(own)) {
             return None;
         }
         let own = &self.asked_for().next()?.status;
-        let other = self.ordinary().find(|worker| worker.pool != 0 && self.counts(worker))?;
+        let other = self.ordinary().find(|worker| worker.pool != 0 && self.is_relied_on(worker))?;
         let error = own.last_error.clone().unwrap_or_default();
         let why = format!("{} could not be loaded again ({error})", own.description.provider);
         Some((other.status.description.clone(), why))
@@ -139,7 +137,7 @@ impl Roster {
     pub fn losses(&self) -> Option<String> {
         let worker = self.asked_for().find(|worker| self.loses(worker))?;
         let error = worker.status.last_error.clone().unwrap_or_default();
-        self.is_hopeless().then(|| format!("lost {} batches of late ({error})", worker.losses))
+        self.is_failing().then(|| format!("lost {} batches of late ({error})", worker.losses))
     }
 
     /// What the workers of the pool that was asked for are given up for, if who looks for them once more would
@@ -149,8 +147,7 @@ impl Roster {
             let worker = self.asked_for().find(|worker| self.loads_slowly(worker))?;
             let seconds = worker.load_failures_us / 1_000_000;
             let error = worker.status.last_error.clone().unwrap_or_default();
-            self.is_hopeless()
-                .then(|| format!("could not be loaded again in {seconds} s ({error})"))
+            self.is_failing().then(|| format!("could not be loaded again in {seconds} s ({error})"))
         };
         self.losses().or_else(slow)
     }
@@ -166,7 +163,7 @@ impl Roster {
         self.pools.iter_mut().for_each(|pool| pool.losses_max = None);
     }
 
-    /// The opposite of [`Roster::keep_trying`]: the workers of the pool that was asked for are given up when each has
+    /// The opposite of [`Registry::keep_trying`]: the workers of the pool that was asked for are given up when each has
     /// lost so many batches, those that it lost of late among them.
     pub fn give_up_after(&mut self, losses: u32) {
         self.pools.iter_mut().take(1).for_each(|pool| pool.losses_max = Some(losses));
@@ -175,7 +172,7 @@ impl Roster {
     /// Why nobody computes any more, if that is so.
     pub fn refusal(&self) -> Option<BackendError> {
         let first = self.workers.first()?;
-        let given_up = self.ordinary().all(|worker| !self.can_be_had(worker));
+        let given_up = self.ordinary().all(|worker| self.is_given_up(worker));
         // It says already that the worker was lost, or why it can't be had.
         given_up.then(|| BackendError::Failed(first.status.last_error.clone().unwrap_or_default()))
     }

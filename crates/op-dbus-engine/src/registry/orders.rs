@@ -1,6 +1,6 @@
 //! What workers are asked for between two batches.
 
-use super::Roster;
+use super::Registry;
 use crate::backend::Footprint;
 use crate::call::Priority;
 use crate::routing::Running;
@@ -16,7 +16,7 @@ pub(crate) enum Order {
     Trim,
 }
 
-impl Roster {
+impl Registry {
     /// Asks for something of every worker that has a backend.
     pub fn order(&mut self, order: Order) {
         for worker in self.workers.iter_mut().filter(|worker| worker.is_there()) {
@@ -62,15 +62,14 @@ impl Roster {
         (trimmed, memory): (Footprint, MemoryUse),
     ) {
         self.set(worker, WorkerState::Idle);
-        if let Some(worker) = self.workers.get_mut(worker) {
-            worker.status.memory = memory;
-            worker.orders.remove(&order);
-            match order {
-                Order::Check => worker.proved_us = None,
-                Order::Trim => {
-                    let given_back = worker.footprint.given_back.saturating_add(trimmed.given_back);
-                    worker.footprint = Footprint { given_back, ..trimmed };
-                }
+        let Some(worker) = self.workers.get_mut(worker) else { return };
+        worker.status.memory = memory;
+        worker.orders.remove(&order);
+        match order {
+            Order::Check => worker.proved_us = None,
+            Order::Trim => {
+                let given_back = worker.footprint.given_back.saturating_add(trimmed.given_back);
+                worker.footprint = Footprint { given_back, ..trimmed };
             }
         }
     }
@@ -89,64 +88,66 @@ mod tests {
     use crate::backend::BackendError;
 
     /// Two pools of one worker each, of which the second is ten times as fast.
-    fn roster() -> Roster {
-        let mut roster = of_workers(&[pool(), pool()], vec![(0, loaded(0)), (1, loaded(0))]);
+    fn registry() -> Registry {
+        let mut registry = of_workers(&[pool(), pool()], vec![(0, loaded(0)), (1, loaded(0))]);
         for (worker, us) in [(0, 10_000), (1, 1_000)] {
-            roster.learn(worker, 100, us);
+            registry.learn(worker, 100, us);
         }
-        roster
+        registry
     }
 
     #[test]
     fn a_worker_that_hangs_in_what_it_was_asked_for_is_not_relied_on() {
-        let (mut roster, waiting) = (roster(), 100);
-        assert!(roster.leaves(0, waiting, 0).is_some(), "the other is faster, and idle");
-        roster.obeys(1, 0);
-        assert!(roster.leaves(0, waiting, 0).is_some(), "it will soon have done that");
-        assert_eq!(roster.leaves(0, waiting, 60_000_000), None);
-        roster.obeyed(1, Order::Check, Default::default());
-        assert!(roster.leaves(0, waiting, 60_000_000).is_some());
+        let (mut registry, waiting) = (registry(), 100);
+        assert!(registry.wait_for_others(0, waiting, 0).is_some(), "the other is faster, and idle");
+        registry.obeys(1, 0);
+        assert!(registry.wait_for_others(0, waiting, 0).is_some(), "it will soon have done that");
+        assert_eq!(registry.wait_for_others(0, waiting, 60_000_000), None);
+        registry.obeyed(1, Order::Check, Default::default());
+        assert!(registry.wait_for_others(0, waiting, 60_000_000).is_some());
     }
 
     /// The end of its process takes a while.
     #[test]
     fn nothing_is_left_to_a_worker_that_lets_its_backend_go() {
-        let mut roster = roster();
-        let leaves = |roster: &Roster| (roster.leaves(0, 100, 0), roster.leaves_failed(0, 0, 0));
-        let (what_waits, what_failed) = leaves(&roster);
+        let mut registry = registry();
+        let leaves = |registry: &Registry| {
+            (registry.wait_for_others(0, 100, 0), registry.wait_for_another(0, 0, 0))
+        };
+        let (what_waits, what_failed) = leaves(&registry);
         assert!(what_waits.is_some() && what_failed.is_some());
-        roster.leaves_backend(1);
-        assert_eq!(leaves(&roster), (None, None));
-        roster.unloaded(1);
-        assert_eq!(leaves(&roster), (None, None));
+        registry.leaves_backend(1);
+        assert_eq!(leaves(&registry), (None, None));
+        registry.unloaded(1);
+        assert_eq!(leaves(&registry), (None, None));
     }
 
     #[test]
     fn a_worker_has_what_it_had_left_when_it_was_last_asked() {
-        let mut roster = roster();
+        let mut registry = registry();
         let told = |resident| (Footprint { given_back: 7, resident }, MemoryUse::default());
         for (worker, resident) in [(0, 100), (0, 50), (1, 30)] {
-            roster.obeyed(worker, Order::Trim, told(resident));
+            registry.obeyed(worker, Order::Trim, told(resident));
         }
-        roster.obeyed(0, Order::Check, Default::default());
-        assert_eq!(roster.footprint(), Footprint { given_back: 21, resident: 80 });
-        roster.unloaded(0);
-        roster.lost(1, &BackendError::Lost("on purpose".into()));
-        assert_eq!(roster.footprint(), Footprint { given_back: 21, resident: 0 });
+        registry.obeyed(0, Order::Check, Default::default());
+        assert_eq!(registry.footprint(), Footprint { given_back: 21, resident: 80 });
+        registry.unloaded(0);
+        registry.lost(1, &BackendError::Lost("on purpose".into()));
+        assert_eq!(registry.footprint(), Footprint { given_back: 21, resident: 0 });
     }
 
     #[test]
     fn nothing_that_was_asked_for_is_forgotten_for_something_else() {
-        let mut roster = roster();
-        roster.order(Order::Trim);
-        roster.order(Order::Check);
-        assert_eq!(roster.order_of(0), Some(Order::Check));
-        roster.obeyed(0, Order::Check, Default::default());
-        assert_eq!(roster.order_of(0), Some(Order::Trim));
-        assert!(roster.is_ordered(Order::Trim));
+        let mut registry = registry();
+        registry.order(Order::Trim);
+        registry.order(Order::Check);
+        assert_eq!(registry.order_of(0), Some(Order::Check));
+        registry.obeyed(0, Order::Check, Default::default());
+        assert_eq!(registry.order_of(0), Some(Order::Trim));
+        assert!(registry.is_ordered(Order::Trim));
         for worker in [0, 1] {
-            roster.obeyed(worker, Order::Trim, Default::default());
+            registry.obeyed(worker, Order::Trim, Default::default());
         }
-        assert!(!roster.is_ordered(Order::Trim));
+        assert!(!registry.is_ordered(Order::Trim));
     }
 }

@@ -6,7 +6,7 @@ use crate::scheduler::{Entry, Row};
 
 /// A batch whose vectors are there; empty once they are delivered.
 #[derive(Default)]
-pub(super) struct Computed {
+pub(super) struct Undelivered {
     pub entries: Vec<Entry>,
     /// Those of the entries come first.
     pub vectors: Vec<f32>,
@@ -15,8 +15,8 @@ pub(super) struct Computed {
     finished: Vec<Finished>,
 }
 
-impl Computed {
-    pub fn is_delivered(&self) -> bool {
+impl Undelivered {
+    pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 

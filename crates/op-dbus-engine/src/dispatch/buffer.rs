@@ -1,16 +1,16 @@
-//! What a backend is given of a batch.
+//! What a backend is given of a batch, in memory that is used again for the next.
 
 use crate::batch::Batch;
 use crate::scheduler::Entry;
 
 /// The ids of all rows, one behind the other, and how many each row has.
 #[derive(Default)]
-pub(super) struct Input {
+pub(super) struct BatchBuffer {
     ids: Vec<i32>,
     lengths: Vec<i32>,
 }
 
-impl Input {
+impl BatchBuffer {
     /// Takes over the rows of a batch in place of those before.
     pub fn fill(&mut self, entries: &[Entry]) {
         self.ids.clear();

@@ -3,14 +3,14 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::engine::Engine;
+use super::Engine;
 use crate::routing::BatchCost;
 
 impl Engine {
     /// What a batch of `tokens` takes on each device of each pool, by what was measured and seen; only
     /// known where there is a choice of devices, or after the first batches.
     pub fn costs(&self, tokens: usize) -> Vec<(String, Duration)> {
-        self.scheduler().roster(|roster| roster.costs(tokens))
+        self.scheduler().registry(|registry| registry.costs(tokens))
     }
 
     /// Tells how many bytes are free on a device; none where that is not known. While it is less than twice
@@ -22,6 +22,6 @@ impl Engine {
 
     /// What batches are known to cost in each pool, by device and size.
     pub fn known_costs(&self) -> Vec<BTreeMap<String, Vec<BatchCost>>> {
-        self.scheduler().roster(|roster| roster.known_costs())
+        self.scheduler().registry(|registry| registry.known_costs())
     }
 }

@@ -2,10 +2,10 @@
 
 mod costs;
 mod given_up;
-mod lanes;
 mod orders;
 mod reserve;
 mod room;
+mod routing;
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use crate::planner::Planner;
 use crate::routing::Running;
 use crate::status::{WorkerState, WorkerStatus};
 use crate::usage::MemoryUse;
-use costs::Known;
+use costs::DeviceCosts;
 
 pub(crate) use costs::TOKENS_PER_S_ASSUMED;
 pub(crate) use orders::Order;
@@ -27,7 +27,7 @@ const BUSY_US_MAX: u64 = 1_000_000;
 
 /// All workers. The first pool is the one that was asked for; others help.
 #[derive(Debug)]
-pub(crate) struct Roster {
+pub(crate) struct Registry {
     pools: Vec<Pool>,
     workers: Vec<Worker>,
 }
@@ -40,14 +40,14 @@ struct Pool {
     losses_max: Option<u32>,
     planner: Planner,
     /// What its batches cost on each device that a worker was or is on.
-    known: Vec<Known>,
+    costs: Vec<DeviceCosts>,
 }
 
 #[derive(Debug, Default)]
 struct Worker {
     pool: usize,
-    /// The place of its device among those that its pool knows of.
-    lane: usize,
+    /// Where in the costs of its pool those of its device are.
+    device_index: usize,
     status: WorkerStatus,
     running: Option<Running>,
     load_failures: u32,
@@ -123,21 +123,21 @@ impl Worker {
 }
 
 /// How long one of these is waited for at most, of which the busy may hang; none where there is nobody to wait for.
-fn waited_for<'a>(workers: impl Iterator<Item = &'a Worker>, now_us: u64) -> Option<Duration> {
+fn longest_wait<'a>(workers: impl Iterator<Item = &'a Worker>, now_us: u64) -> Option<Duration> {
     let left = workers.filter_map(|worker| BUSY_US_MAX.checked_sub(worker.busy_us(now_us)));
     left.max().filter(|left| *left > 0).map(Duration::from_micros)
 }
 
-impl Roster {
+impl Registry {
     /// These pools, without workers yet.
     pub fn new(pools: &[config::Pool], model: &ModelShape) -> Self {
         let pool = |pool: &config::Pool| {
             let limits = pool.batch;
             let tokens_max = limits.tokens_max.max(model.max_input_tokens);
             let batch = BatchLimits { tokens_max, rows_max: limits.rows_max.max(1), ..limits };
-            let (planner, known) = (Planner::new(batch), Known::all(&pool.costs));
+            let (planner, costs) = (Planner::new(batch), DeviceCosts::all(&pool.costs));
             let config::Pool { reserved, holds_device, losses_max, .. } = *pool;
-            Pool { batch, reserved, holds_device, losses_max, planner, known }
+            Pool { batch, reserved, holds_device, losses_max, planner, costs }
         };
         Self { pools: pools.iter().map(pool).collect(), workers: Vec::new() }
     }
@@ -146,7 +146,8 @@ impl Roster {
     /// have measured them anew: no larger than is good for any of them. One in reserve measures nothing, and one
     /// that is given up has no part in it.
     fn plan_for(&mut self, pool: usize) {
-        let workers = self.ordinary().filter(|worker| worker.pool == pool && self.counts(worker));
+        let workers =
+            self.ordinary().filter(|worker| worker.pool == pool && self.is_relied_on(worker));
         let told = workers.map(|worker| &worker.status.description);
         let least = told.min_by_key(|description| description.batch_tokens);
         let Some(&Description { batch_tokens, buckets, .. }) = least else { return };
@@ -177,7 +178,7 @@ impl Roster {
         let loaded = workers.into_iter().map(|of| worker(of, false, WorkerState::Idle));
         let reserved = reserved.into_iter().map(|of| worker(of, true, WorkerState::Unloaded));
         self.workers = loaded.chain(reserved).collect();
-        (0..self.workers.len()).for_each(|worker| self.place(worker));
+        (0..self.workers.len()).for_each(|worker| self.note_device(worker));
         (0..self.pools.len()).for_each(|pool| self.plan_for(pool));
     }
 
@@ -187,11 +188,15 @@ impl Roster {
         self.pools.get_mut(pool).map(|pool| &mut pool.planner)
     }
 
-    /// Whether `worker` leaves a row whose batch failed on `failed_on` to somebody further from that:
-    /// in another pool, as what took one device may have taken all of its kind; else on another device, or
-    /// another worker of the same. One that is busy is waited for, but not for longer than this tells: it
-    /// may hang.
-    pub fn leaves_failed(&self, worker: usize, failed_on: usize, now_us: u64) -> Option<Duration> {
+    /// How long `worker` leaves a row whose batch failed on `failed_on` to somebody further from that: in another pool,
+    /// as what took one device may have taken all of its kind; else on another device, or another worker of the same.
+    /// None where it takes it itself, as it does in the end where those are busy: they may hang.
+    pub fn wait_for_another(
+        &self,
+        worker: usize,
+        failed_on: usize,
+        now_us: u64,
+    ) -> Option<Duration> {
         let pool = |index: usize| Some(self.workers.get(index)?.pool);
         let device = |index: usize| self.workers.get(index).map(Worker::device);
         let distance = |index| {
@@ -201,7 +206,7 @@ impl Roster {
         let others = self.workers.iter().enumerate();
         let others = others.filter(|(_, other)| other.stays() && !other.status.reserved);
         let further = others.filter(|(index, _)| distance(*index) > distance(worker));
-        waited_for(further.map(|(_, other)| other), now_us)
+        longest_wait(further.map(|(_, other)| other), now_us)
     }
 
     /// For how long the worker that has computed longest has done so; none where nobody computes.
@@ -212,10 +217,9 @@ impl Roster {
 
     /// A worker begins a batch.
     pub fn runs(&mut self, worker: usize, running: Running) {
-        if let Some(worker) = self.workers.get_mut(worker) {
-            worker.status.state = WorkerState::Busy;
-            worker.running = Some(running);
-        }
+        let Some(worker) = self.workers.get_mut(worker) else { return };
+        worker.status.state = WorkerState::Busy;
+        worker.running = Some(running);
     }
 
     /// A worker has computed a batch, which took `us`.
@@ -247,11 +251,10 @@ impl Roster {
 
     /// A worker does something else than to compute.
     pub fn set(&mut self, worker: usize, state: WorkerState) {
-        if let Some(worker) = self.workers.get_mut(worker) {
-            worker.status.state = state;
-            worker.running = None;
-            (worker.is_loading, worker.is_leaving, worker.measures) = (false, false, false);
-        }
+        let Some(worker) = self.workers.get_mut(worker) else { return };
+        worker.status.state = state;
+        worker.running = None;
+        (worker.is_loading, worker.is_leaving, worker.measures) = (false, false, false);
     }
 
     /// A backend is being made for a worker.
@@ -264,51 +267,47 @@ impl Roster {
     /// A worker was lost and is to be replaced.
     pub fn lost(&mut self, worker: usize, error: &BackendError) {
         self.set(worker, WorkerState::Restarting);
-        if let Some(worker) = self.workers.get_mut(worker) {
-            // One that is loaded has proved itself, and has nothing to give back.
-            worker.orders.clear();
-            worker.footprint.resident = 0;
-            worker.status.restarts += 1;
-            worker.status.memory = MemoryUse::default();
-            worker.status.last_error = Some(error.to_string());
-        }
+        let Some(worker) = self.workers.get_mut(worker) else { return };
+        // One that is loaded has proved itself, and has nothing to give back.
+        worker.orders.clear();
+        worker.footprint.resident = 0;
+        worker.status.restarts += 1;
+        worker.status.memory = MemoryUse::default();
+        worker.status.last_error = Some(error.to_string());
     }
 
     /// A worker has a backend again.
     pub fn loaded(&mut self, worker: usize, loaded: Loaded) {
-        if let Some(worker) = self.workers.get_mut(worker) {
-            (worker.is_loading, worker.was_given_up) = (false, false);
-            (worker.load_failures, worker.load_failures_us) = (0, 0);
-            worker.proved_us = None;
-            worker.status.state = WorkerState::Idle;
-            worker.status.description = loaded.description;
-            worker.status.memory = loaded.memory;
-            let pool = worker.pool;
-            self.plan_for(pool);
-        }
-        self.place(worker);
+        let Some(own) = self.workers.get_mut(worker) else { return };
+        (own.is_loading, own.was_given_up) = (false, false);
+        (own.load_failures, own.load_failures_us) = (0, 0);
+        own.proved_us = None;
+        own.status.state = WorkerState::Idle;
+        own.status.description = loaded.description;
+        own.status.memory = loaded.memory;
+        let pool = own.pool;
+        self.plan_for(pool);
+        self.note_device(worker);
     }
 
     /// A worker computes on another device than before.
     pub fn moved(&mut self, worker: usize, device: &str) {
-        if let Some(worker) = self.workers.get_mut(worker) {
-            device.clone_into(&mut worker.status.description.device);
-        }
-        self.place(worker);
+        let Some(own) = self.workers.get_mut(worker) else { return };
+        device.clone_into(&mut own.status.description.device);
+        self.note_device(worker);
     }
 
     /// A worker has let its backend go. It will try anew to have one, whatever failed before.
     pub fn unloaded(&mut self, worker: usize) {
-        let is_given_up = self.workers.get(worker).is_some_and(|own| !self.counts(own));
+        let is_given_up = self.workers.get(worker).is_some_and(|own| !self.is_relied_on(own));
         self.set(worker, WorkerState::Unloaded);
-        if let Some(worker) = self.workers.get_mut(worker) {
-            worker.was_given_up |= is_given_up;
-            worker.orders.clear();
-            (worker.load_failures, worker.load_failures_us, worker.losses) = (0, 0, 0);
-            worker.footprint.resident = 0;
-            worker.status.description.pid = 0;
-            worker.status.memory = MemoryUse::default();
-        }
+        let Some(worker) = self.workers.get_mut(worker) else { return };
+        worker.was_given_up |= is_given_up;
+        worker.orders.clear();
+        (worker.load_failures, worker.load_failures_us, worker.losses) = (0, 0, 0);
+        worker.footprint.resident = 0;
+        worker.status.description.pid = 0;
+        worker.status.memory = MemoryUse::default();
     }
 
     /// What a worker is, or was and is to be.
@@ -341,7 +340,8 @@ impl Roster {
     pub fn is_only_coming(&self) -> bool {
         let coming = |worker: &Worker| {
             let state = worker.status.state;
-            matches!(state, WorkerState::Unloaded | WorkerState::Loading) && self.can_be_had(worker)
+            matches!(state, WorkerState::Unloaded | WorkerState::Loading)
+                && !self.is_given_up(worker)
         };
         !self.any_is_there() && self.ordinary().any(coming)
     }
@@ -359,7 +359,7 @@ impl Roster {
     /// Whether every worker that is to have a backend has one, or is given up.
     pub fn is_settled(&self, wants: impl Fn(usize) -> bool) -> bool {
         let settled =
-            |worker: &Worker| worker.stays() || worker.status.reserved || !self.can_be_had(worker);
+            |worker: &Worker| worker.stays() || worker.status.reserved || self.is_given_up(worker);
         let mut workers = self.workers.iter().enumerate();
         workers.all(|(index, worker)| settled(worker) || !wants(index))
     }
