@@ -5,6 +5,7 @@ use std::sync::LazyLock;
 use std::time::Instant;
 
 use crate::dist::Program;
+use crate::packages::Need;
 use crate::shell::{self, Outcome, cargo, program};
 use crate::{arch, boot, deb, emulate, kubernetes, packages, rpm, supply, tidy, trials};
 
@@ -119,10 +120,14 @@ pub fn fetch_store() -> PathBuf {
 
 /// Builds the packages that are built fast, of the program that the tests ran, and checks the manifests.
 fn check_packages() -> Outcome {
+    type Package = (&'static str, &'static [Need], fn(&Program) -> Outcome);
     let program = Program::at(shell::root().join("target/debug/op-dbus"));
-    let deb: (_, _, fn(&Program) -> Outcome) = ("deb", deb::NEEDS, deb::run);
-    let others = [("rpm", rpm::NEEDS, rpm::run as _), ("arch", arch::NEEDS, arch::run as _)];
-    for (name, needs, check) in std::iter::once(deb).chain(others) {
+    let packages: [Package; 3] = [
+        ("deb", deb::NEEDS, deb::run),
+        ("rpm", rpm::NEEDS, rpm::run),
+        ("arch", arch::NEEDS, arch::run),
+    ];
+    for (name, needs, check) in packages {
         match packages::ensure(&[needs]) {
             Ok(()) => check(&program)?,
             Err(message) => shell::skip(&format!("cargo xtask {name}"), &message),

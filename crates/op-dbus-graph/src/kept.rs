@@ -125,7 +125,12 @@ fn lock_within(folder: &Path, patience: Duration) -> Option<File> {
         }
         let waited = start.elapsed();
         if files.len() == 1 && waited >= patience {
-            tracing::warn!(?folder, "another program holds this folder, and goes on and on");
+            let waited_s = waited.as_secs();
+            tracing::warn!(
+                ?folder,
+                waited_s,
+                "another program still holds this folder; one of those that wait goes ahead"
+            );
             files.push(open(&folder.join(IMPATIENT))?);
         } else if waited >= patience * 2 {
             return None;

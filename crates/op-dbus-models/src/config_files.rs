@@ -9,7 +9,7 @@ use serde_json::Value;
 use crate::error::refuse;
 use crate::place::Place;
 use crate::tokenizer::{self, TokenizerConfig};
-use crate::{Error, Family, Pooling, shards, transformer};
+use crate::{Error, Family, Pooling, transformer};
 
 const JSON_BYTES_MAX: u64 = 16 << 20;
 const TOKENIZER_BYTES_MAX: u64 = 64 << 20;
@@ -184,9 +184,14 @@ pub(crate) fn read_family(config: &Config) -> Result<Family, Error> {
     }
 }
 
-/// Files that tell of weights which are not read.
-const OTHER_WEIGHTS: [&str; 3] =
-    ["pytorch_model.bin", "pytorch_model.bin.index.json", "tf_model.h5"];
+/// Files that tell of weights which are not read; the first lists several files, as transformers saves what is larger
+/// than any model of these families.
+const OTHER_WEIGHTS: [&str; 4] = [
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+    "tf_model.h5",
+];
 
 /// The refusal of a graph that was taken because there is no `model.safetensors`: where the folder has a model of a
 /// family in other files, with what makes one of them.
@@ -204,18 +209,13 @@ pub(crate) fn with_weights(place: &mut Place, graph: Error) -> Error {
     }
 }
 
-/// Whether there are weights that are read.
-pub(crate) fn has_weights(place: &Place) -> bool {
-    place.has("model.safetensors") || place.has(shards::INDEX)
-}
-
 pub(crate) fn require_weights(place: &Place) -> Result<(), Error> {
     let supported = "the weights as model.safetensors (sentence-transformers writes it with \
                      model.save_pretrained(path, safe_serialization=True))";
     if place.has("adapter_config.json") {
         return Err(refuse("adapter_config.json, an adapter to another model", supported));
     }
-    if has_weights(place) {
+    if place.has("model.safetensors") {
         return Ok(());
     }
     match OTHER_WEIGHTS.into_iter().find(|file| place.has(file)) {

@@ -10,7 +10,7 @@ use crate::Progress;
 use crate::describe;
 use crate::import::{ImportOptions, MARKERS, OnnxFacts};
 use crate::place::Place;
-use crate::{shards, store};
+use crate::store;
 
 #[path = "../../../tests/fuzz/file.rs"]
 mod file;
@@ -25,7 +25,7 @@ pub const TARGETS: &[Driven] =
     &[("archive", archive), ("model-files", model_files), ("record", record)];
 
 /// The files that [`model_files`] fills, in the order of its parts.
-const FILES: [&str; 11] = [
+const FILES: [&str; 10] = [
     "modules.json",
     "config.json",
     "1_Pooling/config.json",
@@ -35,7 +35,6 @@ const FILES: [&str; 11] = [
     "tokenizer.json",
     "2_Dense/config.json",
     "special_tokens_map.json",
-    shards::INDEX,
     "added_tokens.json",
 ];
 /// The weights of the model and of its module, whose content is not looked at here.
@@ -61,8 +60,7 @@ fn model_files(bytes: &[u8]) -> bool {
     describe_all(&path)
 }
 
-/// Describes the archive as weights of a known family, as a user's own graph, and as weights in several files;
-/// whether it is all of them.
+/// Describes the archive as weights of a known family, and as a user's own graph; whether it is both.
 fn describe_all(path: &Path) -> bool {
     let mut understood = 0;
     if let Ok(mut place) = Place::zip_around(path, MARKERS)
@@ -92,13 +90,7 @@ fn describe_all(path: &Path) -> bool {
         assert!(found.dimensions > 0 && found.max_input_tokens > 0, "{found:?}");
         understood += 1;
     }
-    if let Ok(mut place) = Place::zip_around(path, MARKERS)
-        && let Ok(found) = shards::read(&mut place)
-    {
-        assert!(found.keys().all(|file| place.has(file) && !file.contains('/')), "{found:?}");
-        understood += 1;
-    }
-    understood == 3
+    understood == 2
 }
 
 /// The record of an installed model, `op-dbus.json`.

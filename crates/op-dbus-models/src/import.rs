@@ -8,7 +8,6 @@ use crate::describe::{self, Description};
 use crate::error::{HookError, refuse};
 use crate::place::Place;
 use crate::progress::Progress;
-use crate::shards::{self, Shards};
 use crate::staging::Writer;
 use crate::{Error, Family, FileRecord, Model, Pooling, weights};
 
@@ -58,15 +57,16 @@ pub struct ImportOptions<'a> {
     pub max_input_tokens: Option<usize>,
 }
 
-/// Copies the model at `source` into the folder `to.1` of the store that `to.0` may write.
+/// Copies the model at `source` into `dir`, a folder of the store that `writer` may write.
 pub(crate) fn bring(
     source: &Path,
     name: &str,
-    to: (&Writer, &Path),
+    writer: &Writer,
+    dir: &Path,
     options: &ImportOptions<'_>,
 ) -> Result<Model, Error> {
     let (root, graph) = locate(source)?;
-    let mut import = Import { place: Place::open(&root, MARKERS)?, dir: to.1, options };
+    let mut import = Import { place: Place::open(&root, MARKERS)?, dir, options };
     let is_asked_for = graph.is_some();
     let graph = graph.or_else(|| import.graph_instead_of_weights());
     // Whatever can be refused without the weights is refused before these are copied.
@@ -78,27 +78,23 @@ pub(crate) fn bring(
         None => describe::sentence_transformers(&mut import.place, options.pooling)?,
     };
     agree(options, &description)?;
-    let shards = if graph.is_some() { Shards::new() } else { import.shards()? };
-    let encoder: Vec<&str> = match &graph {
-        Some(graph) => vec![graph.as_str()],
-        None if shards.is_empty() => vec![WEIGHTS],
-        None => shards.keys().map(String::as_str).collect(),
+    let (weights, copied_to, bytes_max) = match &graph {
+        Some(graph) => (graph.as_str(), "model.onnx", ONNX_BYTES_MAX),
+        None => (WEIGHTS, WEIGHTS, WEIGHTS_BYTES_MAX),
     };
-    to.0.require_space(peak_bytes(&mut import.place, &encoder, &description.files))?;
+    // What it takes at least: of 16-bit floats 32-bit ones are made, and a disk without room for these says so then.
+    let files = description.files.iter().map(String::as_str).chain([weights]);
+    let bytes = files.filter_map(|file| import.place.bytes(file)).fold(0, u64::saturating_add);
+    writer.require_space(bytes)?;
     let mut files = Vec::new();
     for file in &description.files {
         files.push(import.copy(file, file, config_files::bytes_max(file))?);
     }
     import.try_tokenizer(description.max_input_tokens)?;
     let (layers, similarity) = (description.layers, description.similarity.clone());
-    let mut staged = Model { dir: to.1.to_owned(), ..model(name, source, description, files) };
+    let mut staged = Model { dir: dir.to_owned(), ..model(name, source, description, files) };
     import.try_model(&staged)?;
-    let weights = match &graph {
-        Some(graph) => import.copy(graph, "model.onnx", ONNX_BYTES_MAX)?,
-        None if shards.is_empty() => import.copy(WEIGHTS, WEIGHTS, WEIGHTS_BYTES_MAX)?,
-        None => import.join(&shards)?,
-    };
-    staged.files.insert(0, weights);
+    staged.files.insert(0, import.copy(weights, copied_to, bytes_max)?);
     if let Some(layers) = layers {
         note_layers(&mut staged, layers)?;
     }
@@ -158,28 +154,6 @@ fn locate(source: &Path) -> Result<(PathBuf, Option<String>), Error> {
     Ok((root.to_owned(), Some(graph)))
 }
 
-/// Bytes of all that is large while it is copied: 16-bit floats lie there until 32-bit ones have been made
-/// of them, and several files until there is one.
-fn peak_bytes(place: &mut Place, encoder: &[&str], files: &[String]) -> u64 {
-    let dense = files.iter().filter(|file| file.ends_with("/model.safetensors"));
-    let (mut kept, mut beside, mut parts) = (0_u64, 0, 0_u64);
-    for file in dense.map(String::as_str).chain(encoder.iter().copied()) {
-        let bytes = place.bytes(file).unwrap_or(0);
-        let is_weights = file.ends_with(".safetensors");
-        if is_weights && file != WEIGHTS && !file.ends_with("/model.safetensors") {
-            parts = parts.saturating_add(bytes);
-        }
-        let halves = match is_weights {
-            true => place.with(file, |from, _| Ok(weights::bytes_of_halves(from))),
-            false => Ok(None),
-        };
-        let halves = halves.ok().flatten().unwrap_or(0);
-        kept = kept.saturating_add(bytes).saturating_add(halves);
-        beside = if halves > 0 { bytes.max(beside) } else { beside };
-    }
-    kept.saturating_add(parts.max(beside))
-}
-
 struct Import<'a> {
     place: Place,
     dir: &'a Path,
@@ -187,53 +161,26 @@ struct Import<'a> {
 }
 
 impl Import<'_> {
-    /// A folder with a graph and no safetensors means the graph.
+    /// A folder with a graph and no `model.safetensors` means the graph.
     fn graph_instead_of_weights(&self) -> Option<String> {
         let names = ["model.onnx", "onnx/model.onnx"];
         let graph = names.into_iter().find(|name| self.place.has(name));
-        graph.filter(|_| !config_files::has_weights(&self.place)).map(str::to_owned)
+        graph.filter(|_| !self.place.has(WEIGHTS)).map(str::to_owned)
     }
 
-    /// The files of weights that are in several; none where there is one.
-    fn shards(&mut self) -> Result<Shards, Error> {
-        if self.place.has(WEIGHTS) { Ok(Shards::new()) } else { shards::read(&mut self.place) }
-    }
-
-    /// Copies weights in several files, and makes one of them.
-    fn join(&mut self, shards: &Shards) -> Result<FileRecord, Error> {
-        let (mut left, mut headers, mut parts) = (WEIGHTS_BYTES_MAX, 0, Vec::new());
-        for (file, listed) in shards {
-            let bytes = self.fetch(file, file, left)?.0;
-            left -= bytes;
-            let header = weights::read_header(self.dir, file)?;
-            shards::check(file, listed, &header)?;
-            // All of them are held at once.
-            headers += bytes - header.data_len() as u64;
-            weights::check_headers(headers)?;
-            parts.push((self.dir.join(file), header));
-        }
-        let (bytes, sha256) = weights::join(&parts, &self.dir.join(WEIGHTS))?;
-        Ok(FileRecord { path: WEIGHTS.to_owned(), bytes, sha256 })
-    }
-
+    /// Copies a file of at most `bytes_max` bytes; of weights, 16-bit floats become 32-bit ones.
     fn copy(&mut self, from: &str, to: &str, bytes_max: u64) -> Result<FileRecord, Error> {
-        let (bytes, sha256) = self.fetch(from, to, bytes_max)?;
-        let is_weights = to.ends_with(WEIGHTS);
-        let widened = is_weights.then(|| weights::widen(self.dir, to)).transpose()?.flatten();
-        let (bytes, sha256) = widened.unwrap_or((bytes, sha256));
-        Ok(FileRecord { path: to.to_owned(), bytes, sha256 })
-    }
-
-    /// Copies a file as it is; returns its size, at most `bytes_max`, and SHA-256.
-    fn fetch(&mut self, from: &str, to: &str, bytes_max: u64) -> Result<(u64, String), Error> {
         let step = self.options.progress.step(format!("folder: {from}"), self.place.bytes(from));
         let path = self.dir.join(to);
         let copied = self.place.copy(from, &path, bytes_max, |bytes| step.advance(bytes))?;
-        let Some((bytes, sha256)) = copied else {
-            return Err(config_files::lacks(&self.place, from));
+        let copied = copied.ok_or_else(|| config_files::lacks(&self.place, from))?;
+        step.finish(copied.0);
+        let widened = match to.ends_with(WEIGHTS) {
+            true => weights::widen(self.dir, to)?,
+            false => None,
         };
-        step.finish(bytes);
-        Ok((bytes, sha256))
+        let (bytes, sha256) = widened.unwrap_or(copied);
+        Ok(FileRecord { path: to.to_owned(), bytes, sha256 })
     }
 
     /// Refuses a tokenizer that the service would refuse.
@@ -291,40 +238,4 @@ fn note_layers(staged: &mut Model, stated: usize) -> Result<(), Error> {
         staged.unusual.push(format!("layers {stated}"));
     }
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use safetensors::Dtype;
-    use safetensors::tensor::TensorView;
-
-    use super::*;
-
-    #[test]
-    fn halves_need_room_for_what_is_made_of_them() {
-        let folder = tempfile::tempdir().unwrap();
-        let write = |name: &str, element| {
-            let tensor =
-                TensorView::new(element, vec![4096 / element.bitsize()], &[0; 512]).unwrap();
-            let path = folder.path().join(name);
-            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-            let bytes = safetensors::serialize([("linear.weight", tensor)], None).unwrap();
-            std::fs::write(path, &bytes).unwrap();
-            bytes.len() as u64
-        };
-        let encoder = write("model.safetensors", Dtype::BF16);
-        let dense = write("2_Dense/model.safetensors", Dtype::F32);
-        let mut place = Place::folder(folder.path()).unwrap();
-        let mut peak = |encoder: &[&str], files: &[&str]| {
-            let files: Vec<_> = files.iter().map(|&file| file.to_owned()).collect();
-            peak_bytes(&mut place, encoder, &files)
-        };
-        assert_eq!(peak(&[WEIGHTS], &["config.json"]), 2 * encoder + 512);
-        assert_eq!(peak(&[WEIGHTS], &["2_Dense/model.safetensors"]), 2 * encoder + 512 + dense);
-        let encoder = write(WEIGHTS, Dtype::F32);
-        assert_eq!(peak(&[WEIGHTS], &["config.json"]), encoder);
-        let [one, two] = [("a.safetensors", Dtype::F16), ("b-model.safetensors", Dtype::F32)]
-            .map(|(name, element)| write(name, element));
-        assert_eq!(peak(&["a.safetensors", "b-model.safetensors"], &[]), 2 * (one + two) + 512);
-    }
 }

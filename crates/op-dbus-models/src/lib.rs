@@ -25,7 +25,6 @@ mod place;
 mod progress;
 pub mod pull;
 pub mod runtime;
-mod shards;
 mod shell;
 mod shown;
 mod staging;

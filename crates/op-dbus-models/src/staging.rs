@@ -87,7 +87,7 @@ impl Writer {
         self.root.join(PARTIAL).join(name)
     }
 
-    /// Refuses early when the file system cannot hold what the operation needs at its peak.
+    /// Refuses early when the file system cannot hold what the operation needs at least.
     pub(crate) fn require_space(&self, bytes: u64) -> Result<(), Error> {
         let Ok(stat) = nix::sys::statvfs::fstatvfs(&self.open) else {
             return Ok(());

@@ -159,7 +159,7 @@ impl Store {
         let stage = writer.stage()?;
         let files = stage.path().join("files");
         let bring = || {
-            let model = import::bring(source, name, (&writer, &files), options)?;
+            let model = import::bring(source, name, &writer, &files, options)?;
             install(&writer, &files, model)
         };
         stage.told(bring())

@@ -1,8 +1,8 @@
-//! What a safetensors file says about itself, and one file made of several or with 32-bit floats.
+//! What a safetensors file says about itself, and the same file with 32-bit floats.
 
 use std::fs::File;
 use std::io::{self, BufReader, BufWriter, Read, Seek, SeekFrom, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use half::{bf16, f16};
 use safetensors::Dtype;
@@ -49,17 +49,6 @@ pub(crate) fn read_header(dir: &Path, name: &str) -> Result<Metadata, Error> {
     Ok(header)
 }
 
-/// Refuses headers of several files that are larger together than one may be.
-pub(crate) fn check_headers(bytes: u64) -> Result<(), Error> {
-    if bytes <= HEADER_BYTES_MAX {
-        return Ok(());
-    }
-    Err(refuse(
-        format!("weights in several files whose headers have {bytes} bytes or more together"),
-        format!("at most {HEADER_BYTES_MAX} bytes for all headers"),
-    ))
-}
-
 /// How many blocks the weights have: one more than the largest number that a name has for its layer.
 pub(crate) fn layers(header: &Metadata) -> usize {
     let tensors = header.tensors();
@@ -78,38 +67,15 @@ pub(crate) fn widen(dir: &Path, name: &str) -> Result<Option<(u64, String)>, Err
         return Ok(None);
     }
     let path = dir.join(name);
-    join(&[(path.clone(), header)], &path).map(Some)
-}
-
-/// Writes one file of the tensors of all `parts`, of which no two have one name, with 32-bit floats in place of 16-bit
-/// ones. Removes the parts, and returns the size and SHA-256 of the file.
-pub(crate) fn join(parts: &[(PathBuf, Metadata)], path: &Path) -> Result<(u64, String), Error> {
-    let fail = |error| Error::io("write", path, error);
+    let fail = |error| Error::io("write", &path, error);
     let wide = path.with_extension("wide");
     let mut to = BufWriter::new(staging::create(&wide)?);
-    write_wide(parts, &mut to).map_err(fail)?;
+    write_wide(&path, &header, &mut to).map_err(fail)?;
     let file = to.into_inner().map_err(|error| fail(error.into_error()))?;
     file.sync_all().map_err(fail)?;
-    parts.iter().try_for_each(|(part, _)| std::fs::remove_file(part)).map_err(fail)?;
-    std::fs::rename(&wide, path).map_err(fail)?;
+    std::fs::rename(&wide, &path).map_err(fail)?;
     let bytes = file.metadata().map_err(fail)?.len();
-    Ok((bytes, digest::of_file(path)?))
-}
-
-/// Bytes of the 16-bit floats in a file that is read from its beginning, of which only the header is; none
-/// where that can't be understood, which is told once the file is copied.
-pub(crate) fn bytes_of_halves(from: &mut dyn Read) -> u64 {
-    let mut header = || -> io::Result<Metadata> {
-        let (mut length, mut header) = ([0; 8], Vec::new());
-        from.read_exact(&mut length)?;
-        let length = u64::from_le_bytes(length).min(HEADER_BYTES_MAX);
-        from.take(length).read_to_end(&mut header)?;
-        Ok(serde_json::from_slice(&header)?)
-    };
-    let Ok(header) = header() else { return 0 };
-    let tensors = header.tensors();
-    let halves = tensors.values().filter(|tensor| is_half(tensor.dtype));
-    halves.map(|tensor| (tensor.data_offsets.1 - tensor.data_offsets.0) as u64).sum()
+    Ok(Some((bytes, digest::of_file(&path)?)))
 }
 
 fn is_half(element: Dtype) -> bool {
@@ -122,10 +88,10 @@ fn in_order(header: &Metadata) -> impl Iterator<Item = (String, &TensorInfo)> {
     names.filter_map(move |name| header.info(&name).map(|tensor| (name, tensor)))
 }
 
-/// Writes the tensors of all parts, in their order.
-fn write_wide(parts: &[(PathBuf, Metadata)], to: &mut dyn Write) -> io::Result<()> {
+/// Writes the tensors of a file, in their order.
+fn write_wide(path: &Path, header: &Metadata, to: &mut dyn Write) -> io::Result<()> {
     let (mut end, mut wide) = (0, Vec::new());
-    for (name, tensor) in parts.iter().flat_map(|(_, header)| in_order(header)) {
+    for (name, tensor) in in_order(header) {
         let (start, bytes) = (end, tensor.data_offsets.1 - tensor.data_offsets.0);
         let half = is_half(tensor.dtype);
         end += if half { 2 * bytes } else { bytes };
@@ -139,14 +105,11 @@ fn write_wide(parts: &[(PathBuf, Metadata)], to: &mut dyn Write) -> io::Result<(
     text.resize(text.len().next_multiple_of(8), b' ');
     to.write_all(&(text.len() as u64).to_le_bytes())?;
     to.write_all(&text)?;
-    for (path, header) in parts {
-        let mut from = File::open(path)?;
-        let bytes = from.metadata()?.len();
-        from.seek(SeekFrom::Start(bytes - header.data_len() as u64))?;
-        let mut from = BufReader::new(from);
-        in_order(header).try_for_each(|(_, tensor)| write_tensor(tensor, &mut from, to))?;
-    }
-    Ok(())
+    let mut from = File::open(path)?;
+    let bytes = from.metadata()?.len();
+    from.seek(SeekFrom::Start(bytes - header.data_len() as u64))?;
+    let mut from = BufReader::new(from);
+    in_order(header).try_for_each(|(_, tensor)| write_tensor(tensor, &mut from, to))
 }
 
 /// Writes the tensor that `from` goes on with.

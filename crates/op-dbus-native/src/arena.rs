@@ -50,21 +50,10 @@ pub(crate) struct Arena {
     /// Zeros, of which no page is there before it is written. Not of the allocator, which soon keeps for itself
     /// what it gets back, and then writes the zeros.
     memory: MmapRaw,
-    offsets: Offsets,
-    length: usize,
-}
-
-#[derive(Clone, Copy)]
-struct Offsets {
-    x: usize,
-    y: usize,
-    context: usize,
-    attention: usize,
-    operand: [usize; 2],
-    inner: [usize; 2],
-    scratch: usize,
-    strides: [usize; 4],
-    blocks: [usize; 2],
+    /// The parts of it.
+    pub buffers: Buffers,
+    /// Tokens of the longest text.
+    pub length: usize,
 }
 
 impl Arena {
@@ -73,39 +62,11 @@ impl Arena {
     /// # Errors
     /// The memory can't be had.
     pub fn new(shape: &Shape, layout: Layout, tokens: usize, length: usize) -> io::Result<Self> {
-        let stride = shape.hidden.next_multiple_of(PADDING) + LINE;
-        let attention_stride = (3 * shape.hidden).next_multiple_of(PADDING) + LINE;
-        let apart =
-            |columns: usize| columns.next_multiple_of(PADDING) + LINE_BYTES / layout.input_bytes;
-        let (operand_stride, inner_stride) = (apart(shape.hidden), apart(shape.inner));
-        let blocks = [shape.hidden.div_ceil(GROUP), shape.inner.div_ceil(GROUP)];
-        // Of a layer's rows, those of the texts that go through it together (`encode::Group`).
-        let group = STRIP_MAX.max(length);
-        let mut end = 0;
-        let mut take = |bytes: usize| {
-            let start = end;
-            // A cache line of slack: vectors are read beyond the last value.
-            end += bytes.div_ceil(LINE_BYTES) + 1;
-            start
-        };
-        let scales = |blocks: usize| STRIP_MAX * blocks * 2 * 4;
-        let offsets = Offsets {
-            x: take(tokens * stride * 4),
-            y: take(group * stride * 4),
-            context: take(group * stride * 4),
-            attention: take(group * attention_stride * 4),
-            operand: [
-                take(STRIP_MAX * operand_stride * layout.input_bytes),
-                take(scales(blocks[0])),
-            ],
-            inner: [take(STRIP_MAX * inner_stride * layout.input_bytes), take(scales(blocks[1]))],
-            scratch: take(
-                attention::scratch_floats(length, shape.head()).max(head::scratch(shape)) * 4,
-            ),
-            strides: [stride, attention_stride, operand_stride, inner_stride],
-            blocks,
-        };
-        Ok(Self { memory: MmapMut::map_anon(end * LINE_BYTES)?.into(), offsets, length })
+        let (_, lines) = lay_out(std::ptr::null_mut(), shape, layout, [tokens, length]);
+        let memory: MmapRaw = MmapMut::map_anon(lines * LINE_BYTES)?.into();
+        // It begins where a page does, and so with a cache line.
+        let (buffers, _) = lay_out(memory.as_mut_ptr().cast(), shape, layout, [tokens, length]);
+        Ok(Self { memory, buffers, length })
     }
 
     /// Gives all pages back: what was written is zero again, and lies where it lay.
@@ -117,37 +78,41 @@ impl Arena {
             tracing::warn!(%error, "scratch memory can't be given back");
         }
     }
+}
 
-    /// Tokens of the longest text.
-    pub fn length(&self) -> usize {
-        self.length
-    }
-
-    /// The parts.
-    pub fn buffers(&self) -> Buffers {
-        let Offsets { strides, blocks, .. } = self.offsets;
-        let offsets = self.offsets;
-        // It begins where a page does, and so with a cache line.
-        let lines = self.memory.as_mut_ptr().cast::<f32>();
-        let at = |line: usize| lines.wrapping_add(line * LINE);
-        let operand = |[values, scales]: [usize; 2], stride, blocks| Operand {
-            values: at(values).cast(),
-            stride,
-            scales: at(scales),
-            blocks,
-        };
-        Buffers {
-            x: at(offsets.x),
-            y: at(offsets.y),
-            context: at(offsets.context),
-            stride: strides[0],
-            attention: at(offsets.attention),
-            attention_stride: strides[1],
-            operand: operand(offsets.operand, strides[2], blocks[0]),
-            inner: operand(offsets.inner, strides[3], blocks[1]),
-            scratch: at(offsets.scratch),
-        }
-    }
+/// The parts of an arena that begins at `start`, where nothing is touched here, and the cache lines that they take.
+fn lay_out(
+    start: *mut f32,
+    shape: &Shape,
+    layout: Layout,
+    [tokens, length]: [usize; 2],
+) -> (Buffers, usize) {
+    let mut lines = 0;
+    let mut take = |bytes: usize| {
+        let part = start.wrapping_add(lines * LINE);
+        // A cache line of slack: vectors are read beyond the last value.
+        lines += bytes.div_ceil(LINE_BYTES) + 1;
+        part
+    };
+    let stride = shape.hidden.next_multiple_of(PADDING) + LINE;
+    let attention_stride = (3 * shape.hidden).next_multiple_of(PADDING) + LINE;
+    // Of a layer's rows, those of the texts that go through it together (`encode::Group`).
+    let group = STRIP_MAX.max(length);
+    let x = take(tokens * stride * 4);
+    let (y, context) = (take(group * stride * 4), take(group * stride * 4));
+    let attention = take(group * attention_stride * 4);
+    let mut operand = |columns: usize| {
+        let stride = columns.next_multiple_of(PADDING) + LINE_BYTES / layout.input_bytes;
+        let blocks = columns.div_ceil(GROUP);
+        let values = take(STRIP_MAX * stride * layout.input_bytes).cast();
+        Operand { values, stride, scales: take(STRIP_MAX * blocks * 2 * 4), blocks }
+    };
+    let (operand, inner) = (operand(shape.hidden), operand(shape.inner));
+    let floats = attention::scratch_floats(length, shape.head()).max(head::scratch(shape));
+    let scratch = take(floats * 4);
+    let buffers =
+        Buffers { x, y, context, stride, attention, attention_stride, operand, inner, scratch };
+    (buffers, lines)
 }
 
 #[cfg(test)]
@@ -164,7 +129,7 @@ mod tests {
         let shape = Shape::of(&Weights::new(SIZES[0], 1).encoder());
         let layout = kernels(Isa::best(), Precision::F32).layout;
         let mut arena = Arena::new(&shape, layout, 64, 40).unwrap();
-        let Buffers { x, scratch, .. } = arena.buffers();
+        let Buffers { x, scratch, .. } = arena.buffers;
         for _ in 0..3 {
             for part in [x, scratch] {
                 assert_eq!(part.cast::<u8>().align_offset(LINE_BYTES), 0);

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use op_dbus_engine::{Backend, BackendError, Batch, Description, Footprint, LoadErrorKind};
 
-use crate::arena::{Arena, Buffers};
+use crate::arena::Arena;
 use crate::encode::{Model, Seat, Text};
 use crate::kernels::kernels;
 use crate::load::{self, Options, Source, load_error};
@@ -18,7 +18,6 @@ pub struct NativeBackend {
     model: Model,
     team: Team,
     arenas: Vec<Arena>,
-    buffers: Vec<Buffers>,
     shares: Shares,
     /// Where all members meet, and where one meets itself.
     together: Barrier,
@@ -88,7 +87,6 @@ impl NativeBackend {
                 );
                 load_error(LoadErrorKind::Other, message)
             })?;
-        let buffers = arenas.iter().map(Arena::buffers).collect();
         let description = Description {
             provider: "cpu".to_owned(),
             device: "cpu:0".to_owned(),
@@ -99,6 +97,7 @@ impl NativeBackend {
             dimensions: found,
             batch_tokens: 0,
             buckets: None,
+            largest_tokens: 0,
             load_ms: 0,
             pid: std::process::id(),
             sandbox: String::new(),
@@ -110,7 +109,6 @@ impl NativeBackend {
             alone: Barrier::new(1),
             team,
             arenas,
-            buffers,
             tuning: Tuning::default(),
             description,
         })
@@ -136,7 +134,7 @@ impl NativeBackend {
 
     /// Tokens of the longest text.
     pub(crate) fn length_max(&self) -> usize {
-        self.arenas.first().map_or(0, Arena::length)
+        self.arenas.first().map_or(0, |arena| arena.length)
     }
 
     /// Token ids that there are.
@@ -176,30 +174,30 @@ impl Backend for NativeBackend {
 
     fn run(&mut self, batch: &Batch<'_>, out: &mut [f32]) -> Result<(), BackendError> {
         self.check(batch, out)?;
-        let Self { model, team, buffers, shares, together, alone, tuning, .. } = self;
+        let Self { model, team, arenas, shares, together, alone, tuning, .. } = self;
         let dimensions = self.description.dimensions;
         shares.plan(batch, team.members(), model.packed.shape.hidden, tuning.together_percent);
         let out = Out(out.as_mut_ptr());
-        let (shares, buffers) = (&*shares, &*buffers);
+        let (shares, arenas) = (&*shares, &*arenas);
         let text = |row: u32| Text {
             ids: &batch.ids[shares.text(row)],
             // SAFETY: `check` has seen that `out` has a place for each row.
             out: unsafe { out.at(row as usize * dimensions) },
         };
-        if shares.is_split() {
+        if shares.is_together() {
             team.run(&|member| {
-                let own = &buffers[member];
-                let seat = Seat { member: 0, barrier: alone, own, shared: own };
-                while let Some(rows) = shares.take() {
+                let _member = together.member();
+                let (own, shared) = (&arenas[member].buffers, &arenas[0].buffers);
+                let seat = Seat { member, barrier: together, own, shared };
+                for rows in shares.chunks() {
                     encode(model, &seat, rows, &text);
                 }
             });
         } else {
             team.run(&|member| {
-                let _member = together.member();
-                let (own, shared) = (&buffers[member], &buffers[0]);
-                let seat = Seat { member, barrier: together, own, shared };
-                for rows in shares.chunks() {
+                let own = &arenas[member].buffers;
+                let seat = Seat { member: 0, barrier: alone, own, shared: own };
+                while let Some(rows) = shares.take() {
                     encode(model, &seat, rows, &text);
                 }
             });

@@ -15,9 +15,9 @@ use crate::kernels::attention::Attention;
 use crate::kernels::norm::Norm;
 use crate::kernels::product::{Activation, Finish, GROUP, Operand, Product, Rows, Weights};
 use crate::kernels::{Element, Kernels};
+use crate::maxima::{Input, Recorder};
 use crate::packed::Packed;
 use crate::plan::{LayerPlan, LinearPlan, NormPlan};
-use crate::reach::{Input, Recorder};
 use crate::team::Barrier;
 use crate::tuning::Tuning;
 

@@ -1,5 +1,6 @@
 //! How a model gets ready: from packed weights in the cache, or from its own files.
 
+use std::io;
 use std::path::PathBuf;
 
 use op_dbus_engine::{BackendError, LoadErrorKind, with_causes};
@@ -10,9 +11,9 @@ use crate::arena::Arena;
 use crate::encode::{Model, Seat, Text};
 use crate::isa::Isa;
 use crate::kernels::kernels;
+use crate::maxima::{Maxima, Recorder};
 use crate::packed::{Packed, Place};
 use crate::precision::Precision;
-use crate::reach::{Reaches, Recorder};
 use crate::team::Barrier;
 
 /// How a model is loaded and computed.
@@ -118,14 +119,14 @@ fn pack(
     let encoder = op_dbus_graph::read(&files)
         .map_err(|error| load_error(LoadErrorKind::ModelCorrupt, with_causes(&error)))?;
     let layout = kernels(isa, precision).layout;
-    let failed = |error: std::io::Error| {
+    let failed = |error: io::Error| {
         load_error(LoadErrorKind::Other, format!("can't pack the model's weights: {error}"))
     };
-    let reaches = match precision {
-        Precision::Int8 => Some(calibrate(&encoder, isa, &source.calibration).map_err(failed)?),
+    let maxima = match precision {
+        Precision::Int8 => Some(input_maxima(&encoder, isa, &source.calibration).map_err(failed)?),
         Precision::F32 | Precision::Bf16 => None,
     };
-    let packed = Packed::build(&encoder, layout, reaches.as_ref()).map_err(failed)?;
+    let packed = Packed::build(&encoder, layout, maxima.as_ref()).map_err(failed)?;
     if let Err(error) = packed.save(place) {
         let path = place.path();
         tracing::warn!(?path, %error, "the packed weights can't be cached for the next start");
@@ -140,31 +141,29 @@ fn pack(
 }
 
 /// Computes `texts` in 32-bit floats and notes how large the inputs of the products get.
-fn calibrate(encoder: &Encoder<'_>, isa: Isa, texts: &[Vec<i32>]) -> std::io::Result<Reaches> {
+fn input_maxima(encoder: &Encoder<'_>, isa: Isa, texts: &[Vec<i32>]) -> io::Result<Maxima> {
     let kernels = kernels(isa, Precision::F32);
     let packed = Packed::build(encoder, kernels.layout, None)?;
     let shape = packed.shape.clone();
     let mut model = Model::new(packed, kernels, Pooling::Mean, false);
-    let recorder = Recorder::new(shape.layers, shape.hidden, shape.inner);
-    model.recorder = Some(recorder);
+    model.recorder = Some(Recorder::new(shape.layers, shape.hidden, shape.inner));
     let known = |id: &i32| usize::try_from(*id).is_ok_and(|id| id < shape.vocabulary);
     let is_usable =
         |ids: &&Vec<i32>| (1..=shape.positions).contains(&ids.len()) && ids.iter().all(known);
     let longest = texts.iter().filter(is_usable).map(Vec::len).max().unwrap_or(1);
     let arena = Arena::new(&shape, kernels.layout, longest, longest)?;
-    let buffers = arena.buffers();
     let mut out = vec![0.0; shape.dimensions()];
     for ids in texts.iter().filter(is_usable) {
         let text = Text { ids, out: out.as_mut_ptr() };
         // SAFETY: the instruction set is available; the arena was made for this model and holds the
         // longest of these texts; ids and lengths are checked; one member has it all.
         unsafe {
-            let (own, shared) = (&buffers, &buffers);
+            let (own, shared) = (&arena.buffers, &arena.buffers);
             model.encode(&Seat { member: 0, barrier: &Barrier::new(1), own, shared }, &[text]);
         }
     }
-    let reaches = model.recorder.as_ref().map(Recorder::reaches);
-    reaches.ok_or_else(|| std::io::Error::other("nothing was recorded"))
+    let maxima = model.recorder.as_ref().map(Recorder::maxima);
+    maxima.ok_or_else(|| io::Error::other("nothing was recorded"))
 }
 
 /// A failure to load.

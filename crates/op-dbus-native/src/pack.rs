@@ -7,19 +7,19 @@ use op_dbus_graph::encoder::{Dense, Encoder, Linear, Norm, RelativeBias, Tensor}
 use crate::kernels::portable::to_bf16;
 use crate::kernels::product::GROUP;
 use crate::kernels::{Element, Layout};
+use crate::maxima::{Input, Maxima};
 use crate::plan::{DensePlan, LinearPlan, NormPlan, Plan};
-use crate::reach::{Input, Reaches};
 
 /// Largest magnitude of an 8-bit weight.
 const I8_MAX: f32 = 127.0;
 
-/// Writes `encoder` into `out`, which is zero and as long as `plan` says. `reaches` is wanted where
+/// Writes `encoder` into `out`, which is zero and as long as `plan` says. `maxima` is wanted where
 /// weights are integers.
 pub(crate) fn pack(
     encoder: &Encoder<'_>,
     plan: &Plan,
     layout: Layout,
-    reaches: Option<&Reaches>,
+    maxima: Option<&Maxima>,
     out: &mut [u8],
 ) {
     let mut packer = Packer { layout, out };
@@ -27,13 +27,13 @@ pub(crate) fn pack(
     packer.positions(encoder, &plan.positions);
     packer.norm(&encoder.embedding_norm, &plan.embedding_norm);
     for (index, (layer, plan)) in encoder.layers.iter().zip(&plan.layers).enumerate() {
-        let reach = |product| reaches.map(|reaches| reaches.of(index, product));
+        let maxima = |product| maxima.map(|maxima| maxima.of(index, product));
         let attention = [&layer.query, &layer.key, &layer.value];
-        packer.linear(&attention, &plan.attention, reach(Input::Attention));
-        packer.linear(&[&layer.output], &plan.output, reach(Input::Output));
+        packer.linear(&attention, &plan.attention, maxima(Input::Attention));
+        packer.linear(&[&layer.output], &plan.output, maxima(Input::Output));
         packer.norm(&layer.attention_norm, &plan.attention_norm);
-        packer.linear(&[&layer.up], &plan.up, reach(Input::Up));
-        packer.linear(&[&layer.down], &plan.down, reach(Input::Down));
+        packer.linear(&[&layer.up], &plan.up, maxima(Input::Up));
+        packer.linear(&[&layer.down], &plan.down, maxima(Input::Down));
         packer.norm(&layer.output_norm, &plan.output_norm);
     }
     if let Some(bias) = &encoder.relative_bias {
@@ -90,10 +90,10 @@ impl Packer<'_> {
     }
 
     /// Several layers with the same inputs, one after another as one.
-    /// `reach` says how large each input gets, where it matters.
-    fn linear(&mut self, parts: &[&Linear<'_>], plan: &LinearPlan, reach: Option<&[f32]>) {
-        let factors = match reach {
-            Some(reach) if !plan.smooth.is_empty() => smoothing(parts, reach),
+    /// `maxima` says how large each input gets, where it matters.
+    fn linear(&mut self, parts: &[&Linear<'_>], plan: &LinearPlan, maxima: Option<&[f32]>) {
+        let factors = match maxima {
+            Some(maxima) if !plan.smooth.is_empty() => smoothing(parts, maxima),
             _ => vec![1.0; plan.inputs],
         };
         copy(factors.iter().map(|factor| 1.0 / factor), self.floats(&plan.smooth));
@@ -193,14 +193,14 @@ fn quantise(value: f32, scale: f32) -> i8 {
     (value / scale).round_ties_even().clamp(-I8_MAX, I8_MAX) as i8
 }
 
-/// How many times smaller than the average an input's reach is that the calibration texts have hardly moved.
+/// How many times smaller than the average an input's maximum is that the calibration texts have hardly moved.
 const HARDLY_MOVED: f32 = 64.0;
 
 /// Factors of a product's inputs by which large inputs are made smaller and their weights larger,
 /// so that both lose as little as possible when they are rounded (SmoothQuant, Xiao et al. 2022,
 /// with alpha 0.5).
-fn smoothing(parts: &[&Linear<'_>], reach: &[f32]) -> Vec<f32> {
-    let mut most = vec![0.0_f32; reach.len()];
+fn smoothing(parts: &[&Linear<'_>], maxima: &[f32]) -> Vec<f32> {
+    let mut most = vec![0.0_f32; maxima.len()];
     for part in parts {
         for output in 0..part.weight.rows() {
             let row = part.weight.row(output);
@@ -209,10 +209,10 @@ fn smoothing(parts: &[&Linear<'_>], reach: &[f32]) -> Vec<f32> {
     }
     // What the texts have hardly moved, as a neuron behind ReLU may be at 0 for all of them, is not small: it
     // is unknown. Made as much larger, it would leave nothing of its neighbours on the first text that moves it.
-    let average = reach.iter().sum::<f32>() / reach.len().max(1) as f32;
-    let known = |reach: f32| if reach < average / HARDLY_MOVED { average } else { reach };
-    let factor = |(reach, most): (&f32, &f32)| known(*reach) / most.max(1e-9);
-    reach.iter().zip(&most).map(|input| factor(input).sqrt().clamp(1e-3, 1e3)).collect()
+    let average = maxima.iter().sum::<f32>() / maxima.len().max(1) as f32;
+    let known = |maximum: f32| if maximum < average / HARDLY_MOVED { average } else { maximum };
+    let factor = |(maximum, most): (&f32, &f32)| known(*maximum) / most.max(1e-9);
+    maxima.iter().zip(&most).map(|input| factor(input).sqrt().clamp(1e-3, 1e3)).collect()
 }
 
 #[cfg(test)]

@@ -12,9 +12,9 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use crate::kernels::Layout;
+use crate::maxima::Maxima;
 use crate::pack::pack;
 use crate::plan::{Plan, Shape};
-use crate::reach::Reaches;
 
 /// Version of the packed form. A cached file of another version is never read.
 const VERSION: u32 = 8;
@@ -132,14 +132,14 @@ impl Packed {
     pub fn build(
         encoder: &Encoder<'_>,
         layout: Layout,
-        reaches: Option<&Reaches>,
+        maxima: Option<&Maxima>,
     ) -> io::Result<Self> {
         let shape = Shape::of(encoder);
         let plan = Plan::new(&shape, layout, isize::MAX.unsigned_abs()).ok_or_else(|| {
             io::Error::new(io::ErrorKind::InvalidData, "the model's sizes make no sense")
         })?;
         let mut map = MmapMut::map_anon(plan.bytes)?;
-        pack(encoder, &plan, layout, reaches, &mut map);
+        pack(encoder, &plan, layout, maxima, &mut map);
         Ok(Self { shape, plan, bytes: Bytes::Memory(map) })
     }
 

@@ -33,7 +33,8 @@ pub(crate) struct Shares {
     loads: Vec<Load>,
     /// The member that had each row then.
     members: Vec<usize>,
-    split: bool,
+    /// Whether all members compute each chunk together, with a part of every matrix each.
+    together: bool,
 }
 
 /// Texts of one member.
@@ -53,13 +54,13 @@ impl Shares {
             taken: AtomicUsize::new(0),
             loads: vec![Load::default(); members],
             members: Vec::new(),
-            split: false,
+            together: false,
         }
     }
 
     /// Divides `batch` into chunks. If the longest texts would leave some of `members` idle for longer
     /// than it costs to share every matrix, all members are to compute each chunk together.
-    pub fn plan(&mut self, batch: &Batch<'_>, members: usize, hidden: usize, together: Together) {
+    pub fn plan(&mut self, batch: &Batch<'_>, members: usize, hidden: usize, cost: Together) {
         self.texts.clear();
         let mut end = 0;
         for text in batch.texts() {
@@ -73,14 +74,14 @@ impl Shares {
         self.deal(hidden);
         let work = || self.loads.iter().map(|load| load.work);
         // Shared matrices have the rows of a whole chunk.
-        let percent = together.of(end.min(CHUNK_TOKENS));
+        let percent = cost.of(end.min(CHUNK_TOKENS));
         let shared = (work().sum::<u64>() / members as u64).saturating_mul(percent) / 100;
-        self.split = members == 1 || work().max() <= Some(shared);
+        self.together = members > 1 && work().max() > Some(shared);
         self.chunks.clear();
         // As many as there can be, so that later batches need no more room, however long their texts are.
         self.chunks.reserve(self.rows.len());
         let most = self.loads.iter().map(|load| load.tokens).max();
-        if self.split && most <= Some(CHUNK_TOKENS) {
+        if !self.together && most <= Some(CHUNK_TOKENS) {
             self.one_for_each();
         } else {
             self.taper(end, members);
@@ -126,7 +127,7 @@ impl Shares {
         let tokens = |row: u32| self.texts[row as usize].len();
         let (mut start, rows) = (0, self.rows.len());
         while start < rows {
-            let most = if self.split && members > 1 {
+            let most = if !self.together && members > 1 {
                 (left / (2 * members)).clamp(CHUNK_TOKENS_MIN, CHUNK_TOKENS)
             } else {
                 CHUNK_TOKENS
@@ -147,9 +148,9 @@ impl Shares {
         self.texts[row as usize].clone()
     }
 
-    /// Whether each chunk is for one member; else all members compute all of them together.
-    pub fn is_split(&self) -> bool {
-        self.split
+    /// Whether all members compute all chunks together; else each is for the member that takes it.
+    pub fn is_together(&self) -> bool {
+        self.together
     }
 
     /// The rows of a chunk that nobody has taken before.
@@ -176,8 +177,8 @@ mod tests {
     fn planned(lengths: &[i32], members: usize) -> Shares {
         let ids = vec![1; lengths.iter().sum::<i32>() as usize];
         let mut shares = Shares::new(members);
-        let together = Together { short: 115, long: 115 };
-        shares.plan(&Batch { ids: &ids, lengths }, members, 384, together);
+        let cost = Together { short: 115, long: 115 };
+        shares.plan(&Batch { ids: &ids, lengths }, members, 384, cost);
         shares
     }
 
@@ -196,7 +197,7 @@ mod tests {
     fn every_row_is_taken_once_in_chunks_that_get_smaller() {
         let lengths: Vec<i32> = (0..120).map(|row| 1 + row * 7 % 60).collect();
         let shares = planned(&lengths, 2);
-        assert!(shares.is_split());
+        assert!(!shares.is_together());
         let (rows, sizes) = taken(&shares);
         assert!(rows.into_iter().eq(0..120));
         assert!(sizes.iter().all(|&tokens| tokens <= CHUNK_TOKENS), "{sizes:?}");
@@ -208,7 +209,7 @@ mod tests {
         for members in 1..5 {
             let lengths: Vec<i32> = (0..20).map(|row| 3 + row * 7 % 20).collect();
             let shares = planned(&lengths, members);
-            assert!(shares.is_split());
+            assert!(!shares.is_together());
             let (rows, sizes) = taken(&shares);
             assert!(rows.into_iter().eq(0..20));
             assert_eq!(sizes.len(), members, "{sizes:?}");
@@ -232,11 +233,11 @@ mod tests {
 
     #[test]
     fn all_members_compute_a_text_that_would_leave_others_idle() {
-        for (lengths, split) in [(&[15][..], false), (&[15, 15], true), (&[200, 15, 15], false)] {
+        for (lengths, together) in [(&[15][..], true), (&[15, 15], false), (&[200, 15, 15], true)] {
             let shares = planned(lengths, 2);
-            assert_eq!(shares.is_split(), split, "{lengths:?}");
+            assert_eq!(shares.is_together(), together, "{lengths:?}");
             assert_eq!(shares.chunks().map(<[u32]>::len).sum::<usize>(), lengths.len());
         }
-        assert!(planned(&[15], 1).is_split());
+        assert!(!planned(&[15], 1).is_together());
     }
 }

@@ -101,7 +101,7 @@ impl Tuning {
 }
 
 /// The file that a calibration leaves.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
 struct Record {
     version: u32,
     key: String,
@@ -109,6 +109,13 @@ struct Record {
     /// Measurements behind it, if other programs disturbed all of them; 0 if one went undisturbed.
     #[serde(default)]
     disturbed: u32,
+}
+
+impl Record {
+    /// Whether it is taken as it is, and not measured again.
+    fn is_final(&self) -> bool {
+        matches!(self.disturbed, 0 | MEASUREMENTS..)
+    }
 }
 
 /// Tunes `backend` as the cache says, or else measures it and leaves the result in the cache. What
@@ -120,30 +127,43 @@ pub(crate) fn tune(backend: &mut NativeBackend, options: &Options) {
     let place =
         options.cache_dir.join("tuning").join(format!("{}.{}", &digest[..32], RECORDS.finished));
     let before = found(&place, &key);
-    if let Some((0 | MEASUREMENTS.., tuning)) = before {
-        return backend.set_tuning(tuning);
+    if let Some(record) = before.as_ref().filter(|record| record.is_final()) {
+        return backend.set_tuning(record.tuning);
     }
     // Of workers that start together one measures, alone, and the others take what it has found. Where there are no
     // locks each measures.
     let _alone = kept::lock(place.parent().unwrap_or(&options.cache_dir));
     let earlier = found(&place, &key);
-    if let Some((_, tuning)) = earlier.filter(|_| earlier != before) {
-        return backend.set_tuning(tuning);
+    if let Some(record) = earlier.as_ref().filter(|_| earlier != before) {
+        return backend.set_tuning(record.tuning);
     }
-    let (start, preempted) = (Instant::now(), preemptions());
-    let Some(measured) = calibrate::measure(backend) else {
+    let Some((tuning, disturbed)) = measure(backend, *threads, earlier) else {
         tracing::warn!("the calibration failed; batches are computed as on an ordinary CPU");
         return backend.untune();
     };
+    backend.set_tuning(tuning);
+    if let Err(error) = save(&place, &Record { version: VERSION, key, tuning, disturbed }) {
+        tracing::warn!(?place, %error, "the calibration can't be cached for the next start");
+    }
+}
+
+/// What a measurement finds, or all of them together if others had the CPU in this one and in the `earlier` ones; and
+/// how many these are. Nothing if the backend fails.
+fn measure(
+    backend: &mut NativeBackend,
+    threads: usize,
+    earlier: Option<Record>,
+) -> Option<(Tuning, u32)> {
+    let (start, preempted) = (Instant::now(), preemptions());
+    let measured = calibrate::measure(backend)?;
     let took = start.elapsed();
     let preempted = preemptions() - preempted;
-    let is_disturbed = is_disturbed(preempted, *threads, took);
+    let is_disturbed = is_disturbed(preempted, threads, took);
     let (tuning, disturbed) = match earlier {
         _ if !is_disturbed => (measured, 0),
         None => (measured.or(measured), 1),
-        Some((disturbed, tuning)) => (measured.or(tuning), disturbed + 1),
+        Some(earlier) => (measured.or(earlier.tuning), earlier.disturbed + 1),
     };
-    backend.set_tuning(tuning);
     let calibration_ms = took.as_millis();
     let Tuning { strip, batch_tokens, together_percent } = tuning;
     tracing::info!(
@@ -162,18 +182,15 @@ pub(crate) fn tune(backend: &mut NativeBackend, options: &Options) {
             "others had the CPU during the calibration; so many starts may repeat it"
         );
     }
-    if let Err(error) = save(&place, &Record { version: VERSION, key, tuning, disturbed }) {
-        tracing::warn!(?place, %error, "the calibration can't be cached for the next start");
-    }
+    Some((tuning, disturbed))
 }
 
-/// How often a calibration was disturbed, and what it found; nothing if there is none that can be used, which is told.
-fn found(place: &Path, key: &str) -> Option<(u32, Tuning)> {
-    let record = read(place, key).unwrap_or_else(|error| {
+/// What the cache has; nothing if there is none that can be used, which is told.
+fn found(place: &Path, key: &str) -> Option<Record> {
+    read(place, key).unwrap_or_else(|error| {
         tracing::warn!(?place, %error, "the cached calibration can't be used; measuring anew");
         None
-    })?;
-    Some((record.disturbed, record.tuning))
+    })
 }
 
 /// What a record says; nothing if there is none, or that of another version.

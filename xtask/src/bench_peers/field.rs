@@ -89,16 +89,17 @@ impl Field {
         let together = Setting { streams: 1, threads: cores, batch_tokens: BATCH_TOKENS };
         let apart = Setting { streams: cores, threads: 1, batch_tokens: BATCH_TOKENS };
         // The first pass of new settings is nobody's figure, here as in the rounds.
+        let rate_with = |peer: &mut Competitor, setting: Setting| {
+            peer.set(setting)?;
+            peer.texts_per_s(&sample.file, 0.0)?;
+            peer.texts_per_s(&sample.file, seconds)
+        };
         let mut best: By<(f64, Setting)> = By::new();
         for setting in [together, apart] {
-            let rates = self.each(0, |peer| {
+            let rates = self.each(0, |peer| match peer.entry.ours() && setting == apart {
                 // Ours chooses its threads by itself.
-                if peer.entry.ours() && setting == apart {
-                    return Ok(None);
-                }
-                peer.set(setting)?;
-                peer.texts_per_s(&sample.file, 0.0)?;
-                peer.texts_per_s(&sample.file, seconds).map(Some)
+                true => Ok(None),
+                false => rate_with(peer, setting).map(Some),
             });
             for (key, rate) in rates.into_iter().filter_map(|(key, rate)| Some((key, rate?))) {
                 consider(&mut best, key, setting, rate);
@@ -111,30 +112,24 @@ impl Field {
         for (turn, size) in sizes.iter().copied().enumerate() {
             let rates = self.each(turn, |peer| {
                 let setting = Setting { batch_tokens: size, ..streams[&peer.entry.key()] };
-                peer.set(setting)?;
-                peer.texts_per_s(&sample.file, 0.0)?;
-                Ok((setting, peer.texts_per_s(&sample.file, seconds)?))
+                Ok((setting, rate_with(peer, setting)?))
             });
             for (key, (setting, rate)) in rates {
                 consider(&mut best, key, setting, rate);
                 curves.entry(key).or_default().push((size, rate));
             }
         }
-        let own = self.each(0, |peer| {
-            if peer.entry.ours() || !peer.own {
-                return Ok(None);
-            }
-            let setting = Setting { batch_tokens: 0, ..together };
-            peer.set(setting)?;
-            peer.texts_per_s(&sample.file, 0.0)?;
-            Ok(Some((setting, peer.texts_per_s(&sample.file, seconds)?)))
+        let by_itself = Setting { batch_tokens: 0, ..together };
+        let own = self.each(0, |peer| match peer.entry.ours() || !peer.own {
+            true => Ok(None),
+            false => rate_with(peer, by_itself).map(Some),
         });
-        for (key, (setting, rate)) in own.into_iter().filter_map(|(key, own)| Some((key, own?))) {
-            consider(&mut best, key, setting, rate);
+        for (key, rate) in own.into_iter().filter_map(|(key, rate)| Some((key, rate?))) {
+            consider(&mut best, key, by_itself, rate);
         }
         let chosen = best_settings(&best);
         self.each(0, |peer| match peer.entry.ours() {
-            true => peer.set(Setting { batch_tokens: 0, ..together }),
+            true => peer.set(by_itself),
             false => peer.set(chosen[&peer.entry.key()]),
         });
         curves

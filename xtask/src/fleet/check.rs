@@ -4,7 +4,7 @@
 use serde_json::Value;
 
 use super::calibration::Calibration;
-use super::simulation::{Balance, Figures, Fleet, Load, Node, simulate};
+use super::simulation::{Figures, Fleet, Load, Node, simulate};
 
 /// How far apart a measured and a simulated time may be, by percentile. What is not simulated (cores that
 /// nodes share with each other and with the client) shows at the end of the times.
@@ -62,7 +62,7 @@ pub fn compare(report: &Value) -> Result<Vec<Compared>, String> {
     for (phase, nodes) in [("all nodes", nodes), ("without it", nodes - 1)] {
         let mut phases = report["phases"].as_array().into_iter().flatten();
         let found = phases.find(|found| found["name"] == phase).ok_or_else(|| lacks(phase))?;
-        let fleet = Fleet { nodes, node, balance: Balance::LeastConnections, outage: None };
+        let fleet = Fleet { nodes, node, outage: None };
         let load = Load {
             rate,
             requests: REQUESTS,

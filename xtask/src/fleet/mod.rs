@@ -19,7 +19,7 @@ use crate::svg::{self, Axis, COLOURS, Series};
 
 use calibration::Calibration;
 pub use random::Random;
-use simulation::{Balance, Figures, Fleet, Load, Node, Outage, simulate};
+use simulation::{Figures, Fleet, Load, Node, Outage, simulate};
 
 /// Simulate how long requests take with more nodes and more load
 ///
@@ -52,8 +52,6 @@ pub struct Args {
     /// Tokens in flight on a node, beyond which requests are refused
     #[arg(long, value_name = "N", default_value_t = 32_768)]
     queue_tokens: u64,
-    #[arg(long, value_enum, default_value_t = Balance::LeastConnections)]
-    balance: Balance,
     /// The first node is gone for a tenth of the time
     #[arg(long)]
     outage: bool,
@@ -90,7 +88,7 @@ impl Args {
             seen_s: 2.0,
             retry_s: 10.0,
         };
-        Fleet { nodes, node, balance: self.balance, outage: self.outage.then_some(outage) }
+        Fleet { nodes, node, outage: self.outage.then_some(outage) }
     }
 }
 

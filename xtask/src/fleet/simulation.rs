@@ -23,15 +23,6 @@ pub struct Node {
     pub way_s: f64,
 }
 
-/// How the balancer chooses.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum Balance {
-    /// Who has the fewest requests, in turn where several have.
-    LeastConnections,
-    /// In turn.
-    RoundRobin,
-}
-
 /// A node that can't be reached for a while: what it has is lost, and nobody is told.
 #[derive(Clone, Copy, Debug)]
 pub struct Outage {
@@ -51,7 +42,6 @@ pub struct Fleet {
     pub nodes: usize,
     /// Each of them.
     pub node: Node,
-    pub balance: Balance,
     /// What happens to the first node.
     pub outage: Option<Outage>,
 }
@@ -239,16 +229,12 @@ impl Run<'_> {
         }
     }
 
-    /// The node that is next.
+    /// The node that has the fewest requests, in turn where several have (`balance leastconn`).
     fn choose(&mut self) -> Option<usize> {
         let nodes = self.states.len();
         let in_turn = (0..nodes).map(|step| (self.turn + step) % nodes);
-        let mut there = in_turn.filter(|node| !self.states[*node].avoided);
-        let node = match self.fleet.balance {
-            Balance::RoundRobin => there.next(),
-            // The first of those that have the fewest.
-            Balance::LeastConnections => there.min_by_key(|node| self.states[*node].requests.len()),
-        }?;
+        let there = in_turn.filter(|node| !self.states[*node].avoided);
+        let node = there.min_by_key(|node| self.states[*node].requests.len())?;
         self.turn = (node + 1) % nodes;
         Some(node)
     }

@@ -1,7 +1,7 @@
 //! The simulation beside what queueing theory has in closed form, and what must hold of every run.
 
 use super::random::Random;
-use super::simulation::{Balance, Figures, Fleet, Load, Node, Outage, simulate};
+use super::simulation::{Figures, Fleet, Load, Node, Outage, simulate};
 
 /// A node that takes a millisecond for a token and nothing for a batch.
 fn node(batch_tokens: u64) -> Node {
@@ -15,7 +15,7 @@ fn run(
     (rate, requests): (f64, usize),
     tokens: &dyn Fn(&mut Random) -> u64,
 ) -> Figures {
-    let fleet = Fleet { nodes, node, balance: Balance::LeastConnections, outage: None };
+    let fleet = Fleet { nodes, node, outage: None };
     simulate(&fleet, &Load { rate, requests, tokens }, 7)
 }
 
@@ -90,17 +90,14 @@ fn batches_that_fill_up_keep_up_where_single_requests_would_not() {
 #[test]
 fn a_node_that_is_gone_loses_nothing_and_costs_its_requests_a_wait() {
     let outage = Outage { from_s: 20.0, to_s: 60.0, seen_s: 2.0, retry_s: 5.0 };
-    for balance in [Balance::LeastConnections, Balance::RoundRobin] {
-        let fleet = |outage| Fleet { nodes: 3, node: node(20), balance, outage };
-        let load = Load { rate: 50.0, requests: 5_000, tokens: &|_| 20 };
-        let (whole, cut) =
-            (simulate(&fleet(None), &load, 3), simulate(&fleet(Some(outage)), &load, 3));
-        assert_eq!((whole.times.len(), cut.times.len(), cut.refused), (5_000, 5_000, 0));
-        assert!(whole.retried == 0 && cut.retried > 0, "{}", cut.retried);
-        let slow: Vec<f64> =
-            cut.times.iter().filter(|(_, took)| *took > 5.0).map(|(came, _)| *came).collect();
-        assert_eq!(slow.len(), cut.retried, "each waited once");
-        assert!(slow.iter().all(|came| (19.0..23.0).contains(came)), "{slow:?}");
-        assert_eq!(cut, simulate(&fleet(Some(outage)), &load, 3), "the same seed");
-    }
+    let fleet = |outage| Fleet { nodes: 3, node: node(20), outage };
+    let load = Load { rate: 50.0, requests: 5_000, tokens: &|_| 20 };
+    let (whole, cut) = (simulate(&fleet(None), &load, 3), simulate(&fleet(Some(outage)), &load, 3));
+    assert_eq!((whole.times.len(), cut.times.len(), cut.refused), (5_000, 5_000, 0));
+    assert!(whole.retried == 0 && cut.retried > 0, "{}", cut.retried);
+    let slow: Vec<f64> =
+        cut.times.iter().filter(|(_, took)| *took > 5.0).map(|(came, _)| *came).collect();
+    assert_eq!(slow.len(), cut.retried, "each waited once");
+    assert!(slow.iter().all(|came| (19.0..23.0).contains(came)), "{slow:?}");
+    assert_eq!(cut, simulate(&fleet(Some(outage)), &load, 3), "the same seed");
 }

@@ -48,6 +48,7 @@ pub const MAY_END_EARLY: &[&str] = &[
     "cli::doctor::folders::tests::who_is_on_a_list_is_asked_to_try",
     "cli::doctor::loader::tests::the_loader_of_this_machine_answers",
     "kept::tests::what_others_may_write_is_not_opened",
+    "service::provider::libraries::tests::what_the_stores_owner_may_write_is_the_services_own",
     "settings::tests::writers::files_of_somebody_else_are_refused",
     "staging::owner::tests::a_store_behind_a_link_is_followed_unless_somebody_else_laid_it",
     "staging::owner::tests::who_acts_as_the_owner_is_in_none_of_roots_groups",

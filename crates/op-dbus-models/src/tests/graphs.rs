@@ -8,6 +8,9 @@ use serde_json::json;
 use super::fixture::{self, Bench, Files, WIDTH, set};
 use crate::{Family, ImportOptions, OnnxFacts, Pooling, Progress};
 
+/// A graph that says all of itself.
+const POOLED: OnnxFacts = OnnxFacts { dimensions: Some(8), pooled: true, finished: true };
+
 fn graph_files() -> Files {
     let tokenizer = json!({ "normalizer": null, "model": {} });
     let mut files = Files::new();
@@ -22,18 +25,17 @@ fn a_graph_is_imported_from_its_folder_or_by_its_file() {
     let bench = Bench::new();
     let source = bench.path("source");
     fixture::write_folder(&source, &graph_files());
-    let facts = OnnxFacts { dimensions: Some(8), pooled: true, finished: true };
-    let model = bench.import_graph(&source, "by-folder", facts).unwrap();
+    let model = bench.import_graph(&source, "by-folder", POOLED).unwrap();
     assert_eq!((model.family, model.dimensions), (Family::Onnx, 8));
     assert_eq!(model.max_input_tokens, 64);
     assert_eq!(fs::read(model.weights()).unwrap(), b"graph");
     let file = source.join("onnx/model.onnx");
-    let other = bench.import_graph(&file, "by-file", facts).unwrap();
+    let other = bench.import_graph(&file, "by-file", POOLED).unwrap();
     assert_eq!(other.files, model.files);
     assert_eq!(other.vector_space(), model.vector_space());
     let loud = file.with_file_name("MODEL.ONNX");
     fs::rename(&file, &loud).unwrap();
-    assert_eq!(bench.import_graph(&loud, "loud", facts).unwrap().files, model.files);
+    assert_eq!(bench.import_graph(&loud, "loud", POOLED).unwrap().files, model.files);
 }
 
 #[test]
@@ -42,16 +44,15 @@ fn a_link_to_a_graph_does_not_bring_the_tokenizer_beside_it() {
     let (mine, other) = (bench.path("mine"), bench.path("other"));
     fixture::write_folder(&mine, &graph_files());
     fixture::write_folder(&other, &graph_files());
-    let facts = OnnxFacts { dimensions: Some(8), pooled: true, finished: true };
     let link = mine.join("onnx/link.onnx");
     symlink("model.onnx", &link).unwrap();
-    bench.import_graph(&link, "inside", facts).unwrap();
+    bench.import_graph(&link, "inside", POOLED).unwrap();
     fs::remove_file(&link).unwrap();
     symlink(other.join("onnx/model.onnx"), &link).unwrap();
-    let message = bench.import_graph(&link, "outside", facts).unwrap_err().to_string();
+    let message = bench.import_graph(&link, "outside", POOLED).unwrap_err().to_string();
     assert!(message.contains("link.onnx is a symbolic link to "), "{message}");
     assert!(message.contains("`cp -rL`"), "{message}");
-    let message = bench.import_graph(&mine.join("none.onnx"), "absent", facts).unwrap_err();
+    let message = bench.import_graph(&mine.join("none.onnx"), "absent", POOLED).unwrap_err();
     assert!(message.to_string().starts_with("cannot read "), "{message}");
 }
 
@@ -69,8 +70,7 @@ fn a_graph_that_says_too_little_is_refused() {
         assert!(message.contains(expected), "{message}");
     }
     fs::remove_file(source.join("tokenizer_config.json")).unwrap();
-    let facts = OnnxFacts { dimensions: Some(8), pooled: true, finished: true };
-    let message = bench.import_graph(&source, "mine", facts).unwrap_err().to_string();
+    let message = bench.import_graph(&source, "mine", POOLED).unwrap_err().to_string();
     assert!(message.contains("--max-input-tokens"), "{message}");
     assert!(bench.visible().is_empty());
 }
@@ -101,6 +101,7 @@ fn weights_beside_a_graph_that_is_of_no_use_are_told_of() {
     for (other, found) in [
         ("pytorch_model.bin", "weights in pytorch_model.bin only"),
         ("pytorch_model.bin.index.json", "weights in pytorch_model.bin.index.json only"),
+        ("model.safetensors.index.json", "weights in model.safetensors.index.json only"),
     ] {
         let mut files = files.clone();
         files.insert(other.into(), b"{}".to_vec());
@@ -122,8 +123,7 @@ fn what_else_would_be_done_to_the_text_is_refused() {
         let mut files = graph_files();
         set(&mut files, "sentence_bert_config.json", &settings);
         fixture::write_folder(&bench.path("source"), &files);
-        let facts = OnnxFacts { dimensions: Some(8), pooled: true, finished: true };
-        let model = bench.import_graph(&bench.path("source"), "mine", facts);
+        let model = bench.import_graph(&bench.path("source"), "mine", POOLED);
         model.map(|model| model.max_input_tokens).map_err(|error| error.to_string())
     };
     let cases = [
@@ -146,7 +146,6 @@ fn what_else_would_be_done_to_the_text_is_refused() {
 
 #[test]
 fn a_graph_takes_no_more_tokens_than_its_table_has_positions() {
-    let facts = OnnxFacts { dimensions: Some(8), pooled: true, finished: true };
     let import = |config: serde_json::Value, limit: usize, flag| {
         let bench = Bench::new();
         let source = bench.path("source");
@@ -156,7 +155,7 @@ fn a_graph_takes_no_more_tokens_than_its_table_has_positions() {
         set(&mut files, "tokenizer_config.json", &json!({ "model_max_length": limit }));
         set(&mut files, "config.json", &config);
         fixture::write_folder(&source, &files);
-        let model = bench.import_as(&source, "mine", facts, (None, None, flag));
+        let model = bench.import_as(&source, "mine", POOLED, (None, None, flag));
         model.map(|model| model.max_input_tokens).map_err(|error| error.to_string())
     };
     let of =
@@ -182,14 +181,13 @@ fn flags_that_contradict_the_model_are_refused() {
     let mut files = graph_files();
     set(&mut files, "1_Pooling/config.json", &json!({ "pooling_mode": "cls" }));
     fixture::write_folder(&pooled, &files);
-    let whole = OnnxFacts { dimensions: Some(8), pooled: true, finished: true };
-    let tokens = OnnxFacts { pooled: false, ..whole };
+    let tokens = OnnxFacts { pooled: false, ..POOLED };
     let cases = [
-        (&folder, whole, (Some(Pooling::Max), None, None), "max for a model whose 1_Pooling/conf"),
+        (&folder, POOLED, (Some(Pooling::Max), None, None), "max for a model whose 1_Pooling/conf"),
         (&pooled, tokens, (Some(Pooling::Max), None, None), "1_Pooling/config.json says cls; supp"),
-        (&folder, whole, (None, Some(7), None), "--dimensions 7 for a model that itself says 4"),
-        (&folder, whole, (None, None, Some(5)), "--max-input-tokens 5 for a model that itself"),
-        (&graph, whole, (Some(Pooling::Max), None, None), "ends in one vector per text"),
+        (&folder, POOLED, (None, Some(7), None), "--dimensions 7 for a model that itself says 4"),
+        (&folder, POOLED, (None, None, Some(5)), "--max-input-tokens 5 for a model that itself"),
+        (&graph, POOLED, (Some(Pooling::Max), None, None), "ends in one vector per text"),
         (&graph, tokens, (Some(Pooling::Max), Some(7), None), "--dimensions 7 for a model"),
     ];
     for (path, facts, flags, expected) in cases {
@@ -198,7 +196,7 @@ fn flags_that_contradict_the_model_are_refused() {
         assert!(bench.visible().is_empty());
     }
     let agreed = (Some(Pooling::Mean), Some(WIDTH), Some(32));
-    bench.import_as(&folder, "agreed", whole, agreed).unwrap();
+    bench.import_as(&folder, "agreed", POOLED, agreed).unwrap();
     // Of a graph, the flag goes before the file that states 64 tokens.
     let flags = (Some(Pooling::Max), Some(8), Some(5));
     let model = bench.import_as(&graph, "graph", tokens, flags).unwrap();

@@ -71,8 +71,8 @@ fn class<'a>(told: &'a TokenizerConfig, config: Option<&'a Config>) -> Option<&'
     Some(class.strip_suffix("Fast").unwrap_or(class))
 }
 
-/// A switch of the settings, whether it is stated, and what the class does by it; its name in the file, and what is
-/// done by that.
+/// A switch of the settings, what they say, and what holds where they say nothing; its name in the file, and what that
+/// says.
 type Switch = (&'static str, Option<bool>, bool, &'static str, bool);
 
 /// Compares what decides on the tokens with what the class makes of it. Returns the class if it has rules of its own.
@@ -85,8 +85,7 @@ pub(super) fn check<'a>(
     // Of this one versions 4.48 to 4.57 of transformers make what the settings say, whatever the class.
     if splitter["type"] == "ByteLevel" {
         let has = splitter["add_prefix_space"].as_bool().unwrap_or(true);
-        let wanted = told.add_prefix_space.unwrap_or(false);
-        agree("", (PREFIX, told.add_prefix_space, wanted, PREFIX, has))?;
+        agree("", (PREFIX, told.add_prefix_space, false, PREFIX, has))?;
     }
     let Some(class) = class(told, config) else { return Ok(None) };
     let Some(rules) = Rules::of(class)? else { return Ok(None) };
@@ -105,7 +104,8 @@ pub(super) fn check<'a>(
 const PREFIX: &str = "add_prefix_space";
 
 /// Refuses a switch that is on in one of the files and off in the other.
-fn agree(of_class: &str, (key, stated, wanted, own_key, has): Switch) -> Result<(), Error> {
+fn agree(of_class: &str, (key, stated, unstated, own_key, has): Switch) -> Result<(), Error> {
+    let wanted = stated.unwrap_or(unstated);
     if wanted == has {
         return Ok(());
     }
@@ -132,23 +132,17 @@ fn word_piece_switches(
     if own("clean_text") == Some(false) {
         return Err(replaced(class, "clean_text false", "clean_text true"));
     }
-    let lowers = told.do_lower_case.unwrap_or(true);
+    let TokenizerConfig { do_lower_case, strip_accents, tokenize_chinese_chars, .. } = *told;
     let has_lower = own("lowercase").unwrap_or(true);
     // Accents go with the case, unless something is said of them.
-    let strips = told.strip_accents.unwrap_or(lowers);
+    let strips = do_lower_case.unwrap_or(true);
     let has_strip = own("strip_accents").unwrap_or(has_lower);
-    let chinese = told.tokenize_chinese_chars;
-    let has_chinese = own("handle_chinese_chars").unwrap_or(true);
+    let chinese = "handle_chinese_chars";
+    let has_chinese = own(chinese).unwrap_or(true);
     Ok(vec![
-        ("do_lower_case", told.do_lower_case, lowers, "lowercase", has_lower),
-        ("strip_accents", told.strip_accents, strips, "strip_accents", has_strip),
-        (
-            "tokenize_chinese_chars",
-            chinese,
-            chinese.unwrap_or(true),
-            "handle_chinese_chars",
-            has_chinese,
-        ),
+        ("do_lower_case", do_lower_case, true, "lowercase", has_lower),
+        ("strip_accents", strip_accents, strips, "strip_accents", has_strip),
+        ("tokenize_chinese_chars", tokenize_chinese_chars, true, chinese, has_chinese),
     ])
 }
 
@@ -183,8 +177,7 @@ fn unigram_switches(
     let Some(space) = space else {
         return Err(rebuilt(class, "pre_tokenizer", splitter, "WhitespaceSplit and Metaspace"));
     };
-    let wanted = told.add_prefix_space.unwrap_or(true);
-    let scheme = if wanted { "always" } else { "never" };
+    let scheme = if told.add_prefix_space.unwrap_or(true) { "always" } else { "never" };
     let is_other = |key: &str, own: Value| !space[key].is_null() && space[key] != own;
     let parts = [
         ("prepend_scheme", space["prepend_scheme"] == "first", scheme),
@@ -195,7 +188,7 @@ fn unigram_switches(
         return Err(replaced(class, &format!("the {key} {} of its Metaspace", space[key]), anew));
     }
     let own_key = "add_prefix_space (prepend_scheme)";
-    Ok(vec![(PREFIX, told.add_prefix_space, wanted, own_key, space["prepend_scheme"] != "never")])
+    Ok(vec![(PREFIX, told.add_prefix_space, true, own_key, space["prepend_scheme"] != "never")])
 }
 
 /// Whether a part, or of a sequence all that are listed under the key, is of these kinds.

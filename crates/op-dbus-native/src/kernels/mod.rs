@@ -37,7 +37,8 @@ mod tiles;
 
 use attention::Attention;
 use norm::Norm;
-use product::{Product, Rows};
+use product::{Product, Rows, Tiles};
+use tiles::{FloatTiles, IntTiles};
 
 use crate::isa::Isa;
 use crate::precision::Precision;
@@ -90,18 +91,17 @@ pub(crate) struct Kernels {
 
 /// A table of the generic functions, compiled for `$features`.
 macro_rules! table {
-    ($(#[$features:meta])*, $tiles:ty, $element:expr, $step:expr, $input:ty,
-     $attention:ty, $rows:literal) => {{
-        type Vectors = <$tiles as product::Tiles>::S;
+    ($(#[$features:meta])*, $tiles:ty, $attention:ty, $rows:literal) => {{
+        type T = $tiles;
         $(#[$features])*
         unsafe fn multiply(job: &Product) {
             // SAFETY: the contract of the table.
-            unsafe { product::multiply::<$tiles>(job) }
+            unsafe { product::multiply::<T>(job) }
         }
         $(#[$features])*
         unsafe fn prepare(job: &Rows) {
             // SAFETY: the contract of the table.
-            unsafe { product::prepare::<$tiles>(job) }
+            unsafe { product::prepare::<T>(job) }
         }
         $(#[$features])*
         unsafe fn attend(job: &Attention) {
@@ -111,29 +111,26 @@ macro_rules! table {
         $(#[$features])*
         unsafe fn normalize(job: &Norm) {
             // SAFETY: the contract of the table.
-            unsafe { norm::normalize::<Vectors>(job) }
+            unsafe { norm::normalize::<<T as Tiles>::S>(job) }
         }
         $(#[$features])*
         unsafe fn spin(repeats: usize) -> f32 {
             // SAFETY: the contract of the table.
-            unsafe { <$tiles as product::Tiles>::spin(repeats) }
+            unsafe { T::spin(repeats) }
         }
         Kernels {
             layout: Layout {
-                weight: $element,
-                panel: <$tiles as product::Tiles>::PANEL,
-                step: $step,
-                input_bytes: size_of::<$input>(),
+                weight: T::WEIGHT,
+                panel: T::PANEL,
+                step: T::STEP,
+                input_bytes: T::INPUT_BYTES,
             },
             multiply,
             prepare,
             attend,
             normalize,
             spin,
-            spin_operations: 2
-                * <$tiles as product::Tiles>::ROWS
-                * <$tiles as product::Tiles>::PANEL
-                * $step,
+            spin_operations: 2 * T::ROWS * T::PANEL * T::STEP,
         }
     }};
 }
@@ -167,25 +164,23 @@ pub(crate) fn kernels(isa: Isa, precision: Precision) -> Kernels {
 
 fn portable_kernels(precision: Precision) -> Kernels {
     use portable::{Bf16, F32, Int8};
-    use tiles::{FloatTiles, IntTiles};
     match precision {
-        Precision::F32 => table!(, FloatTiles<F32, 4>, Element::F32, 1, f32, F32, 4),
-        Precision::Bf16 => table!(, FloatTiles<Bf16, 4>, Element::Bf16, 1, f32, F32, 4),
-        Precision::Int8 => table!(, IntTiles<Int8, 4>, Element::I8, 1, u8, F32, 4),
+        Precision::F32 => table!(, FloatTiles<F32, 4>, F32, 4),
+        Precision::Bf16 => table!(, FloatTiles<Bf16, 4>, F32, 4),
+        Precision::Int8 => table!(, IntTiles<Int8, 4>, F32, 4),
     }
 }
 
 #[cfg(target_arch = "x86_64")]
 fn avx2_kernels(precision: Precision) -> Kernels {
     use avx2::{Bf16, F32, Int8};
-    use tiles::{FloatTiles, IntTiles};
     macro_rules! avx2 {
         ($($rest:tt)*) => { table!(#[target_feature(enable = "avx2,fma")], $($rest)*) };
     }
     match precision {
-        Precision::F32 => avx2!(FloatTiles<F32, 6>, Element::F32, 1, f32, F32, 6),
-        Precision::Bf16 => avx2!(FloatTiles<Bf16, 6>, Element::Bf16, 1, f32, F32, 6),
-        Precision::Int8 => avx2!(IntTiles<Int8, 5>, Element::I8, 2, i16, F32, 6),
+        Precision::F32 => avx2!(FloatTiles<F32, 6>, F32, 6),
+        Precision::Bf16 => avx2!(FloatTiles<Bf16, 6>, F32, 6),
+        Precision::Int8 => avx2!(IntTiles<Int8, 5>, F32, 6),
     }
 }
 
@@ -193,29 +188,26 @@ fn avx2_kernels(precision: Precision) -> Kernels {
 fn avx_vnni_kernels(precision: Precision) -> Kernels {
     use avx_vnni::Int8;
     use avx2::F32;
-    use tiles::IntTiles;
-    macro_rules! avx_vnni {
-        ($($rest:tt)*) => { table!(#[target_feature(enable = "avx2,fma,avxvnni")], $($rest)*) };
-    }
     match precision {
         Precision::F32 | Precision::Bf16 => avx2_kernels(precision),
-        Precision::Int8 => avx_vnni!(IntTiles<Int8, 6>, Element::I8, 4, u8, F32, 6),
+        Precision::Int8 => {
+            table!(#[target_feature(enable = "avx2,fma,avxvnni")], IntTiles<Int8, 6>, F32, 6)
+        }
     }
 }
 
 #[cfg(target_arch = "x86_64")]
 fn avx512_kernels(precision: Precision) -> Kernels {
     use avx512::{Bf16, F32, Int8};
-    use tiles::{FloatTiles, IntTiles};
     macro_rules! avx512 {
         ($($rest:tt)*) => {
             table!(#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")], $($rest)*)
         };
     }
     match precision {
-        Precision::F32 => avx512!(FloatTiles<F32, 8>, Element::F32, 1, f32, F32, 8),
-        Precision::Bf16 => avx512!(FloatTiles<Bf16, 8>, Element::Bf16, 1, f32, F32, 8),
-        Precision::Int8 => avx512!(IntTiles<Int8, 8>, Element::I8, 2, i16, F32, 8),
+        Precision::F32 => avx512!(FloatTiles<F32, 8>, F32, 8),
+        Precision::Bf16 => avx512!(FloatTiles<Bf16, 8>, F32, 8),
+        Precision::Int8 => avx512!(IntTiles<Int8, 8>, F32, 8),
     }
 }
 
@@ -223,18 +215,12 @@ fn avx512_kernels(precision: Precision) -> Kernels {
 fn avx512_vnni_kernels(precision: Precision) -> Kernels {
     use avx512::F32;
     use avx512_dot::Int8;
-    use tiles::IntTiles;
-    macro_rules! vnni {
-        ($($rest:tt)*) => {
-            table!(
-                #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")],
-                $($rest)*
-            )
-        };
-    }
     match precision {
         Precision::F32 | Precision::Bf16 => avx512_kernels(precision),
-        Precision::Int8 => vnni!(IntTiles<Int8, 8>, Element::I8, 4, u8, F32, 8),
+        Precision::Int8 => table!(
+            #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")],
+            IntTiles<Int8, 8>, F32, 8
+        ),
     }
 }
 
@@ -253,11 +239,10 @@ macro_rules! avx512_bf16 {
 #[cfg(target_arch = "x86_64")]
 fn avx512_bf16_kernels(precision: Precision) -> Kernels {
     use avx512_dot::{Bf16, Int8};
-    use tiles::{FloatTiles, IntTiles};
     match precision {
         Precision::F32 => avx512_kernels(precision),
-        Precision::Bf16 => avx512_bf16!(FloatTiles<Bf16, 8>, Element::Bf16, 2, u16, Bf16, 8),
-        Precision::Int8 => avx512_bf16!(IntTiles<Int8, 8>, Element::I8, 4, u8, Bf16, 8),
+        Precision::Bf16 => avx512_bf16!(FloatTiles<Bf16, 8>, Bf16, 8),
+        Precision::Int8 => avx512_bf16!(IntTiles<Int8, 8>, Bf16, 8),
     }
 }
 
@@ -276,11 +261,10 @@ fn amx_kernels(precision: Precision) -> Kernels {
 #[cfg(target_arch = "aarch64")]
 fn neon_kernels(precision: Precision) -> Kernels {
     use neon::{Bf16, F32, Int8};
-    use tiles::{FloatTiles, IntTiles};
     match precision {
-        Precision::F32 => table!(, FloatTiles<F32, 8>, Element::F32, 1, f32, F32, 8),
-        Precision::Bf16 => table!(, FloatTiles<Bf16, 8>, Element::Bf16, 1, f32, F32, 8),
-        Precision::Int8 => table!(, IntTiles<Int8, 8>, Element::I8, 1, i16, F32, 8),
+        Precision::F32 => table!(, FloatTiles<F32, 8>, F32, 8),
+        Precision::Bf16 => table!(, FloatTiles<Bf16, 8>, F32, 8),
+        Precision::Int8 => table!(, IntTiles<Int8, 8>, F32, 8),
     }
 }
 
@@ -288,13 +272,11 @@ fn neon_kernels(precision: Precision) -> Kernels {
 fn neon_dotprod_kernels(precision: Precision) -> Kernels {
     use neon::F32;
     use neon_dot::Int8;
-    use tiles::IntTiles;
-    macro_rules! dotprod {
-        ($($rest:tt)*) => { table!(#[target_feature(enable = "neon,dotprod")], $($rest)*) };
-    }
     match precision {
         Precision::F32 | Precision::Bf16 => neon_kernels(precision),
-        Precision::Int8 => dotprod!(IntTiles<Int8, 8>, Element::I8, 4, i8, F32, 8),
+        Precision::Int8 => {
+            table!(#[target_feature(enable = "neon,dotprod")], IntTiles<Int8, 8>, F32, 8)
+        }
     }
 }
 
@@ -302,26 +284,23 @@ fn neon_dotprod_kernels(precision: Precision) -> Kernels {
 fn neon_i8mm_kernels(precision: Precision) -> Kernels {
     use neon::F32;
     use neon_matrix::Int8;
-    use tiles::IntTiles;
-    macro_rules! i8mm {
-        ($($rest:tt)*) => { table!(#[target_feature(enable = "neon,i8mm")], $($rest)*) };
-    }
     match precision {
         Precision::F32 | Precision::Bf16 => neon_kernels(precision),
-        Precision::Int8 => i8mm!(IntTiles<Int8, 8>, Element::I8, 8, u8, F32, 8),
+        Precision::Int8 => {
+            table!(#[target_feature(enable = "neon,i8mm")], IntTiles<Int8, 8>, F32, 8)
+        }
     }
 }
 
 #[cfg(target_arch = "aarch64")]
 fn neon_bf16_kernels(precision: Precision) -> Kernels {
     use neon_matrix::{Bf16, Int8};
-    use tiles::{FloatTiles, IntTiles};
     macro_rules! bf16 {
         ($($rest:tt)*) => { table!(#[target_feature(enable = "neon,i8mm,bf16")], $($rest)*) };
     }
     match precision {
         Precision::F32 => neon_kernels(precision),
-        Precision::Bf16 => bf16!(FloatTiles<Bf16, 8>, Element::Bf16, 4, u16, neon_dot::Bf16, 8),
-        Precision::Int8 => bf16!(IntTiles<Int8, 8>, Element::I8, 8, u8, neon_dot::Bf16, 8),
+        Precision::Bf16 => bf16!(FloatTiles<Bf16, 8>, neon_dot::Bf16, 8),
+        Precision::Int8 => bf16!(IntTiles<Int8, 8>, neon_dot::Bf16, 8),
     }
 }

@@ -9,6 +9,7 @@
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 
+use super::Element;
 use super::activation::{Activate, CoarseGelu, FineGelu, GeluTanh, Identity, Relu};
 use super::simd::Simd;
 
@@ -124,10 +125,14 @@ pub(crate) trait Tiles {
     type S: Simd;
     /// Rows of a full tile.
     const ROWS: usize;
+    /// Element of the packed weights.
+    const WEIGHT: Element;
+    /// Inputs of a step.
+    const STEP: usize;
     /// Bytes of one input.
     const INPUT_BYTES: usize;
     /// Whether inputs are rounded so much that a coarser activation makes no difference.
-    const COARSE: bool;
+    const COARSE: bool = !matches!(Self::WEIGHT, Element::F32);
     /// Columns of a panel: two vectors.
     const PANEL: usize = 2 * Self::S::LANES;
     /// Blocks of [`GROUP`] inputs that a tile goes through at a time.

@@ -2,6 +2,7 @@
 
 use std::mem::MaybeUninit;
 
+use super::Element;
 use super::activation::Activate;
 use super::product::{GROUP, Operand, Product, Tile, Tiles, Values, start};
 use super::simd::{Simd, each};
@@ -47,12 +48,7 @@ impl<P: FloatStep, const ROWS: usize> FloatTiles<P, ROWS> {
         let panel = panel.add((tile.column * weights.steps + first * Self::PANEL) * P::K);
         let mut sums = [[P::S::splat(0.0); 2]; M];
         for (row, sums) in sums.iter_mut().enumerate() {
-            let to = tile.to.add(row * tile.stride);
-            *sums = if tile.block == 0 {
-                start::<P::S>(product, tile.row + row, tile.column)
-            } else {
-                [P::S::load(to), P::S::load(to.add(lanes))]
-            };
+            *sums = before::<P::S>(product, tile, row, tile.block);
         }
         let sums = match tile.far {
             true => P::sums::<M, true>(values, input.stride, panel, steps, sums),
@@ -69,8 +65,12 @@ impl<P: FloatStep, const ROWS: usize> FloatTiles<P, ROWS> {
 impl<P: FloatStep, const ROWS: usize> Tiles for FloatTiles<P, ROWS> {
     type S = P::S;
     const ROWS: usize = ROWS;
+    const WEIGHT: Element = match size_of::<P::Weight>() {
+        4 => Element::F32,
+        _ => Element::Bf16,
+    };
+    const STEP: usize = P::K;
     const INPUT_BYTES: usize = size_of::<P::Input>();
-    const COARSE: bool = size_of::<P::Weight>() < size_of::<f32>();
 
     #[inline(always)]
     unsafe fn tile(product: &Product, tile: Tile) {
@@ -196,8 +196,9 @@ impl<S: Simd> BlockScales<S> {
 impl<P: IntStep, const ROWS: usize> Tiles for IntTiles<P, ROWS> {
     type S = P::S;
     const ROWS: usize = ROWS;
+    const WEIGHT: Element = Element::I8;
+    const STEP: usize = P::K;
     const INPUT_BYTES: usize = size_of::<P::Input>();
-    const COARSE: bool = true;
 
     #[inline(always)]
     unsafe fn tile(product: &Product, tile: Tile) {

@@ -7,8 +7,8 @@ use op_dbus_graph::encoder::{
 };
 
 use crate::kernels::kernels;
+use crate::maxima::{Input, Recorder};
 use crate::packed::Packed;
-use crate::reach::{Input, Recorder};
 use crate::{Isa, NativeBackend, Options, Precision};
 
 /// Sizes of a made-up model.
@@ -172,7 +172,7 @@ pub fn backend(weights: &Weights, isa: Isa, precision: Precision, threads: usize
         }
     }
     let layout = kernels(isa, precision).layout;
-    let packed = Packed::build(&encoder, layout, Some(&recorder.reaches())).unwrap();
+    let packed = Packed::build(&encoder, layout, Some(&recorder.maxima())).unwrap();
     NativeBackend::assemble(packed, &options(&encoder, isa, precision, threads)).unwrap()
 }
 

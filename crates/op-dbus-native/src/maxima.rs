@@ -26,9 +26,9 @@ pub(crate) enum Input {
 
 /// Largest magnitude of each input of each product.
 #[derive(Clone, Debug)]
-pub(crate) struct Reaches(Vec<[Vec<f32>; 4]>);
+pub(crate) struct Maxima(Vec<[Vec<f32>; 4]>);
 
-impl Reaches {
+impl Maxima {
     /// The inputs of one product of one layer.
     pub fn of(&self, layer: usize, input: Input) -> &[f32] {
         &self.0[layer][input as usize]
@@ -37,13 +37,13 @@ impl Reaches {
 
 /// Notes the largest inputs while texts are computed.
 #[derive(Debug)]
-pub(crate) struct Recorder(Mutex<Reaches>);
+pub(crate) struct Recorder(Mutex<Maxima>);
 
 impl Recorder {
     /// A recorder for so many layers, with nothing seen.
     pub fn new(layers: usize, hidden: usize, inner: usize) -> Self {
         let layer = [hidden, hidden, hidden, inner].map(|inputs| vec![0.0; inputs]);
-        Self(Mutex::new(Reaches(vec![layer; layers])))
+        Self(Mutex::new(Maxima(vec![layer; layers])))
     }
 
     /// Notes one row of inputs.
@@ -53,11 +53,11 @@ impl Recorder {
     }
 
     /// What was seen.
-    pub fn reaches(&self) -> Reaches {
+    pub fn maxima(&self) -> Maxima {
         self.lock().clone()
     }
 
-    fn lock(&self) -> MutexGuard<'_, Reaches> {
+    fn lock(&self) -> MutexGuard<'_, Maxima> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
