@@ -219,7 +219,7 @@ async fn told_to_stop(mut terminate: Signal, mut interrupt: Signal) {
 async fn load_and_tell(service: Service, refuse: oneshot::Sender<Arc<service::Error>>) {
     let mut changes = service.watch();
     if let Some(error) = start(&service).await
-        && matches!(*error, service::Error::Dimensions { .. })
+        && matches!(*error, service::Error::Dimensions(_))
     {
         // Nobody listens only when the daemon is stopping already.
         let _ = refuse.send(error);

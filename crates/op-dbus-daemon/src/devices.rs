@@ -126,13 +126,21 @@ impl Reader {
     }
 }
 
-/// [`Reader::read`] for a thread that may wait, outside of any runtime.
+/// [`Reader::read`] for a thread that may wait, outside of any runtime. Where no driver told of a device, all are asked
+/// anew: a model that is loaded may be so because one is there now.
 ///
 /// # Errors
 /// There is no room for what waits.
 pub fn read_blocking(reader: &Reader) -> std::io::Result<Vec<Device>> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    Ok(runtime.block_on(reader.read()))
+    Ok(runtime.block_on(async {
+        let mut state = reader.state.lock().await;
+        if state.accelerators.iter().all(|device| device.name.is_empty()) {
+            state.until = Instant::now();
+        }
+        drop(state);
+        reader.read().await
+    }))
 }
 
 impl State {

@@ -50,7 +50,7 @@ pub(crate) fn read(path: &Path) -> Result<Option<String>, Unusable> {
 ///
 /// # Errors
 /// It can't be opened, is no regular file, or others may write it.
-pub(crate) fn open_regular(path: &Path) -> Result<Option<File>, Unusable> {
+fn open_regular(path: &Path) -> Result<Option<File>, Unusable> {
     let unreadable = |error: io::Error| Unusable::Unreadable(error.to_string());
     let flags = nix::libc::O_NONBLOCK;
     let file = match OpenOptions::new().read(true).custom_flags(flags).open(path) {

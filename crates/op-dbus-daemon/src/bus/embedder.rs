@@ -4,7 +4,7 @@
 use std::time::Instant;
 
 use op_dbus_api::{INLINE_REPLY_BYTES_MAX, Info, option};
-use op_dbus_engine::{Inputs, Limits};
+use op_dbus_engine::{Excess, Inputs, Limits};
 use zbus::interface;
 use zbus::message::Header;
 use zbus::{Connection, OwnedFd, OwnedObjectPath};
@@ -154,8 +154,8 @@ impl Embedder {
     ) -> Result<(Packed, u32, u32, Info), Refusal> {
         let work = async move |calls: Calls, caller| {
             let Wanted { options, encoding, .. } = options::parse(&options.0, &[], Instant::now())?;
-            let (inputs, form) = (Inputs::Tokens(tokens.all()?), Form::OfTokens(encoding));
-            let asked = Asked { inputs, options, form };
+            let inputs = Inputs::Tokens(tokens.within(Excess::Lists)?);
+            let asked = Asked { inputs, options, form: Form::OfTokens(encoding) };
             calls.embed(&caller, asked, |all| all.packed(encoding)).await
         };
         self.calls.run(connection, &header, work).await

@@ -15,7 +15,7 @@ impl From<Error> for Reply {
 
 fn name(error: &Error) -> ErrorName {
     let root = error.root();
-    if matches!((error, root), (Error::InForce(_), Error::Dimensions { .. })) {
+    if matches!((error, root), (Error::InForce(_), Error::Dimensions(_))) {
         // Whoever has not asked for that model can't mend it.
         return ErrorName::WorkerFailed;
     }
@@ -24,7 +24,7 @@ fn name(error: &Error) -> ErrorName {
         Error::NotReady { .. } => ErrorName::NotReady,
         Error::ShuttingDown => ErrorName::ShuttingDown,
         // Who asks for a model of other dimensions can ask for another one.
-        Error::InvalidArgument(_) | Error::Settings(_) | Error::Dimensions { .. } => {
+        Error::InvalidArgument(_) | Error::Settings(_) | Error::Dimensions(_) => {
             ErrorName::InvalidArgument
         }
         Error::DeadlineExceeded { .. } => ErrorName::DeadlineExceeded,

@@ -30,18 +30,12 @@ impl Many<String> {
     }
 }
 
-impl Many<Vec<u32>> {
-    /// All of them.
+impl<T> Many<T> {
+    /// All of them, which are called what their `excess` says.
     ///
     /// # Errors
     /// `TooLarge`.
-    pub fn all(self) -> Result<Vec<Vec<u32>>, Error> {
-        self.within(Excess::Lists)
-    }
-}
-
-impl<T> Many<T> {
-    fn within(self, excess: Excess) -> Result<Vec<T>, Error> {
+    pub fn within(self, excess: Excess) -> Result<Vec<T>, Error> {
         let (found, limit) = (self.count, most());
         match found <= limit {
             true => Ok(self.kept),
@@ -117,7 +111,7 @@ mod tests {
         let sent = vec![vec![1_u32]; most() + 1];
         let bytes = to_bytes(Context::new(LE, 0), &sent).unwrap();
         let (many, _): (Many<Vec<u32>>, _) = bytes.deserialize().unwrap();
-        let error = many.all().unwrap_err();
+        let error = many.within(Excess::Lists).unwrap_err();
         let told = "the number of lists of token ids in the call is 16385, the limit is 16384; \
                     send the lists in several calls";
         assert_eq!((error.name(), error.message()), (ErrorName::TooLarge, told));

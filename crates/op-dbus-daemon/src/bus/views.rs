@@ -151,26 +151,20 @@ fn device((device, in_use): (Device, bool)) -> Dictionary {
         ("provider", device.provider.into()),
         ("in_use", in_use.into()),
     ]);
-    let texts = [
-        ("description", device.description),
-        ("pci", device.pci),
-        ("driver", device.driver),
-        ("problem", device.problem),
+    let known = [
+        ("description", device.description.map(Variant::from)),
+        ("pci", device.pci.map(Variant::from)),
+        ("driver", device.driver.map(Variant::from)),
+        ("problem", device.problem.map(Variant::from)),
+        ("memory_total", device.memory_total.map(Variant::from)),
+        ("memory_used", device.memory_used.map(Variant::from)),
+        ("memory_free", device.memory_free.map(Variant::from)),
+        ("utilisation_percent", device.utilisation_percent.map(Variant::from)),
+        ("temperature_celsius", device.temperature_celsius.map(Variant::from)),
+        ("power_watts", device.power_watts.map(Variant::from)),
+        ("energy_joules", device.energy_joules.map(Variant::from)),
     ];
-    let bytes = [
-        ("memory_total", device.memory_total),
-        ("memory_used", device.memory_used),
-        ("memory_free", device.memory_free),
-    ];
-    let measures = [
-        ("utilisation_percent", device.utilisation_percent),
-        ("temperature_celsius", device.temperature_celsius),
-        ("power_watts", device.power_watts),
-        ("energy_joules", device.energy_joules),
-    ];
-    view.extend(texts.into_iter().filter_map(|(key, value)| Some((key, value?.into()))));
-    view.extend(bytes.into_iter().filter_map(|(key, value)| Some((key, value?.into()))));
-    view.extend(measures.into_iter().filter_map(|(key, value)| Some((key, value?.into()))));
+    view.extend(known.into_iter().filter_map(|(key, value)| Some((key, value?))));
     view
 }
 
@@ -253,20 +247,17 @@ fn worker(model: &str, worker: &WorkerStatus) -> Dictionary {
 /// What is known of the memory that is kept for batches.
 fn memory(memory: MemoryUse) -> Dictionary {
     let MemoryUse { buffers, transfers, arena, replays } = memory;
-    let ratios = [
-        ("buffer_reuse_ratio", buffers.and_then(BufferUse::reuse_ratio)),
-        ("zero_copy_ratio", transfers.and_then(TransferUse::zero_copy_ratio)),
+    let known = [
+        ("buffer_reuse_ratio", buffers.and_then(BufferUse::reuse_ratio).map(Variant::from)),
+        ("zero_copy_ratio", transfers.and_then(TransferUse::zero_copy_ratio).map(Variant::from)),
+        ("arena_bytes", arena.map(|arena| arena.bytes.into())),
+        ("arena_bytes_in_use", arena.map(|arena| arena.in_use.into())),
+        ("arena_bytes_in_use_max", arena.map(|arena| arena.in_use_max.into())),
+        ("arena_hits", arena.map(|arena| arena.hits.into())),
+        ("arena_misses", arena.map(|arena| arena.misses.into())),
+        ("graph_replays", replays.map(Variant::from)),
     ];
-    let counts = [
-        ("arena_bytes", arena.map(|arena| arena.bytes)),
-        ("arena_bytes_in_use", arena.map(|arena| arena.in_use)),
-        ("arena_bytes_in_use_max", arena.map(|arena| arena.in_use_max)),
-        ("arena_hits", arena.map(|arena| arena.hits)),
-        ("arena_misses", arena.map(|arena| arena.misses)),
-        ("graph_replays", replays),
-    ];
-    let ratios = ratios.into_iter().filter_map(|(key, value)| Some((key, value?.into())));
-    ratios.chain(counts.into_iter().filter_map(|(key, value)| Some((key, value?.into())))).collect()
+    known.into_iter().filter_map(|(key, value)| Some((key, value?))).collect()
 }
 
 fn state(state: WorkerState) -> &'static str {

@@ -41,6 +41,17 @@ async fn a_reading_is_shared_and_comes_behind_the_cpu() {
     }
 }
 
+#[test]
+fn a_load_asks_drivers_anew_where_none_was_there_a_moment_ago() {
+    let quiet = r#"[{"name":"","provider":"cuda","problem":"no driver is loaded"}]"#;
+    let (_folder, program) =
+        program(&format!("mkdir $(dirname $0)/asked && echo '{quiet}' || echo '{CARD}'"));
+    let reader = Reader { limit: PATIENCE, ..Reader::new(program) };
+    let names = |devices: Vec<Device>| devices.into_iter().map(|one| one.name).collect::<Vec<_>>();
+    assert_eq!(names(read_blocking(&reader).unwrap()), ["cpu:0", ""]);
+    assert_eq!(names(read_blocking(&reader).unwrap()), ["cpu:0", "cuda:0"]);
+}
+
 #[tokio::test]
 async fn a_driver_that_hangs_or_ends_the_process_is_told() {
     let bound = Duration::from_millis(200);

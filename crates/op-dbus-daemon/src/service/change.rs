@@ -59,7 +59,16 @@ impl Service {
         let loaded = now.loaded.with("vector_level", level.as_str())?;
         refuse_overruled(&now.loaded, level)?;
         let choice = wanted(&loaded.settings);
-        let served = self.load(&now, &now.fleet, choice.as_ref()).await?;
+        let get = |it: &Choice| now.fleet.get_anew(it);
+        let end = self.load(&now, &now.fleet, choice.as_ref(), get).await;
+        if let Err(Error::Load(error)) = &end
+            && now.served().is_none()
+            && choice == wanted(now.settings())
+        {
+            // It is the newest failure to load that.
+            self.enter(Phase::Failed(error.clone()));
+        }
+        let served = end?;
         let _kept = self.before_a_stop()?;
         match saved(loaded).await {
             Ok(loaded) => {
@@ -89,17 +98,12 @@ impl Service {
         provider::needs(&loaded).map_err(Error::Provider)?;
         let fleet = self.fleet(loaded.clone());
         let choice = wanted(&loaded.settings);
-        // Who names other devices does not want to be left without them, whatever `auto` has behind them.
+        // Who names a provider wants no other; nor does who names other devices of it, whatever `auto` has behind it.
         let serves = now.served().filter(|_| key == "gpu_device");
-        let served = match &choice {
-            Some(choice) => {
-                let end = self.load_as_asked(&now, &fleet, (choice, serves)).await;
-                // A worker that was only tried is none that was lost.
-                let told = |error: &Error| info!("{key} is not changed to {value}: {error}");
-                Some(end.inspect_err(told)?)
-            }
-            None => None,
-        };
+        let get = |it: &Choice| fleet.get_as_asked(it, serves);
+        let end = self.load(&now, &fleet, choice.as_ref(), get).await;
+        // A worker that was only tried is none that was lost.
+        let served = end.inspect_err(|error| info!("{key} is not changed to {value}: {error}"))?;
         let _kept = self.before_a_stop()?;
         match saved(Loaded::clone(&loaded)).await {
             Ok(loaded) => {
@@ -174,7 +178,7 @@ impl Service {
             next.loaded = loaded;
             next.fleet = fleet.clone();
         };
-        match self.load(&now, &fleet, choice.as_ref()).await {
+        match self.load(&now, &fleet, choice.as_ref(), |it| fleet.get_anew(it)).await {
             Ok(served) => {
                 self.moved(served, adopt);
                 fleet.retain(choice.as_ref());
@@ -195,48 +199,27 @@ impl Service {
         }
     }
 
-    /// Loads what is to serve next. When that fails, the phase is what it was before.
-    async fn load(
+    /// Gets what is to serve next out of this fleet. When that fails, the phase is what it was before.
+    async fn load<F: Future<Output = Result<Arc<Served>, Arc<Error>>>>(
         &self,
         now: &Now,
         fleet: &Fleet,
         choice: Option<&Choice>,
+        get: impl FnOnce(&Choice) -> F,
     ) -> Result<Option<Arc<Served>>, Error> {
         let Some(choice) = choice else { return Ok(None) };
         if now.served().is_none() {
             self.enter(fleet.loading(choice));
         }
-        fleet.get_anew(choice).await.map(Some).map_err(|error| {
-            // What served goes on; where nothing did, the newest failure is the one to tell.
-            match now.served().is_none() && wanted(now.settings()).as_ref() == Some(choice) {
-                true => self.enter(Phase::Failed(error.clone())),
-                false => self.restore(now),
-            }
-            Error::Load(error)
-        })
-    }
-
-    /// Loads what is to serve next on the provider that is asked for: who names one wants no other, and who leaves it
-    /// to `auto` none that comes after that of what `serves`. When that fails, the phase is what it was before.
-    async fn load_as_asked(
-        &self,
-        now: &Now,
-        fleet: &Fleet,
-        (choice, serves): (&Choice, Option<&Arc<Served>>),
-    ) -> Result<Arc<Served>, Error> {
-        if now.served().is_none() {
-            self.enter(fleet.loading(choice));
-        }
-        let end = fleet.get_as_asked(choice, serves).await;
-        end.inspect_err(|_| self.restore(now)).map_err(Error::Load)
+        let end = get(choice).await;
+        end.map(Some).inspect_err(|_| self.restore(now)).map_err(Error::Load)
     }
 
     /// Moves the traffic to `served`, or switches embedding off.
     pub(super) fn moved(&self, served: Option<Arc<Served>>, change: impl FnOnce(&mut Now)) {
         let before = self.now();
-        let known = |served: &Arc<Served>| before.served().is_some_and(|b| Arc::ptr_eq(b, served));
         let (ran_on, why) = before.served().map(|it| before.runs_on(it)).unwrap_or_default();
-        if let Some(served) = served.as_ref().filter(|served| !known(served)) {
+        if let Some(served) = served.as_ref().filter(|served| !before.is_in_force(served)) {
             tell_serves(served);
         }
         self.replace(|next| {

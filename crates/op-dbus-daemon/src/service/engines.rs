@@ -138,12 +138,10 @@ impl Service {
     /// The engines that new calls find: that of the model in force, then those of others by name.
     pub fn loaded(&self) -> Vec<Arc<Served>> {
         let now = self.now();
-        let in_force = now.served().cloned();
-        let is_other = |one: &Arc<Served>| in_force.as_ref().is_none_or(|it| !Arc::ptr_eq(it, one));
         let mut others = now.fleet.served();
-        others.retain(is_other);
+        others.retain(|one| !now.is_in_force(one));
         others.sort_by(|a, b| a.model.cmp(&b.model));
-        in_force.into_iter().chain(others).collect()
+        now.served().cloned().into_iter().chain(others).collect()
     }
 
     /// As [`Service::loaded`], and behind them those that new calls do not find and that have their workers: they end

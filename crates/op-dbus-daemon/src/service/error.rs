@@ -5,7 +5,7 @@ use std::sync::Arc;
 use op_dbus_engine::{BackendError, LoadErrorKind, TokenizerError};
 use op_dbus_models::Error as ModelError;
 
-use crate::settings::{Mistakes, Origin};
+use crate::settings::Mistakes;
 use crate::state::StateError;
 
 /// Why a request to the service was refused or failed.
@@ -91,20 +91,8 @@ pub enum Error {
         model: String,
     },
     /// The model has other dimensions than the settings demand.
-    #[error(
-        "{model} has {found} dimensions, and expect_dimensions is {expected} ({origin}); ask for \
-         another model, or change the setting"
-    )]
-    Dimensions {
-        /// The model.
-        model: String,
-        /// What the settings demand.
-        expected: usize,
-        /// Where they do.
-        origin: Origin,
-        /// What the model has.
-        found: usize,
-    },
+    #[error("{0}")]
+    Dimensions(String),
     /// No worker could be loaded.
     #[error(transparent)]
     Backend(#[from] BackendError),

@@ -31,8 +31,7 @@ impl Service {
     ) -> Result<(Reply, Arc<Served>), Error> {
         let (may_have_successor, is_in_force) = {
             let now = self.0.now.borrow();
-            let in_force = now.served();
-            (now.may_have_successor(&served), in_force.is_some_and(|it| Arc::ptr_eq(it, &served)))
+            (now.may_have_successor(&served), now.is_in_force(&served))
         };
         let again = may_have_successor.then(|| request.clone());
         let error = match served.embed(request).await {
@@ -129,9 +128,9 @@ impl Service {
     /// Looks for another provider of the same model, unless somebody else has done so since `failed` had
     /// failed.
     async fn replace_failed(&self, failed: &Arc<Served>) -> Option<Arc<Served>> {
-        let in_force = self.now().served().is_some_and(|in_force| Arc::ptr_eq(in_force, failed));
+        let is_in_force = self.now().is_in_force(failed);
         let is_given_up = || failed.engine.is_failing() && !failed.is_last.load(Ordering::Relaxed);
-        let overtaken = match in_force && is_given_up() {
+        let overtaken = match is_in_force && is_given_up() {
             true => self.look_for_another(failed).await,
             false => None,
         };

@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use futures_util::future::{BoxFuture, FutureExt, OptionFuture, Shared};
-use op_dbus_engine::Anteroom;
+use op_dbus_engine::LoadAdmission;
 use parking_lot::Mutex;
 
 use super::engines::Engines;
@@ -116,7 +116,7 @@ pub(super) struct Fleet {
     means: Means,
     engines: Arc<Engines>,
     /// What waits for a model beside the one in force.
-    pub(super) anteroom: Anteroom,
+    pub(super) load_admission: LoadAdmission,
     /// Why providers do not work that were tried under these settings.
     pub(super) refused: Arc<Refused>,
     /// Whether other settings came into force.
@@ -128,10 +128,10 @@ impl Fleet {
     /// An empty fleet; nothing is loaded yet.
     pub(super) fn new(loaded: Arc<Loaded>, means: Means, engines: Arc<Engines>) -> Arc<Self> {
         let limits = load::limits(&loaded.settings);
-        let anteroom = Anteroom::new(&limits, engines.ledger.clone());
+        let load_admission = LoadAdmission::new(&limits, engines.ledger.clone());
         let refused = Arc::new(Refused::new(engines.worked.clone()));
         let (is_left, entries) = Default::default();
-        Arc::new(Self { loaded, means, engines, anteroom, refused, is_left, entries })
+        Arc::new(Self { loaded, means, engines, load_admission, refused, is_left, entries })
     }
 
     /// Other settings come into force: what is better under these is not tried any more.

@@ -91,7 +91,9 @@ pub(super) fn load(
         CpuEngine::Sim => simulated(),
         CpuEngine::Native | CpuEngine::Ort => installed(choice, loaded)?,
     };
-    draft.check_dimensions(loaded)?;
+    if let Some(why) = loaded.wrong_dimensions(&draft.model, draft.shape.dimensions) {
+        return Err(Error::Dimensions(why));
+    }
     let replaced = tries.before.as_ref().filter(|before| before.record != draft.record);
     if replaced.is_some_and(|before| !before.may_go) {
         return Err(Error::Replaced { model: draft.model });

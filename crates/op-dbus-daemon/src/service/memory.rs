@@ -1,7 +1,7 @@
 //! Memory that is given back: models unloaded when nobody calls or somebody asks, devices let go while
 //! the machine sleeps, and what can be spared in between.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use futures_util::future::join_all;
@@ -226,29 +226,24 @@ impl Service {
     /// loaded again, and when the CPU beside its provider stands in for that; for as long as the service lives.
     pub async fn tell_presence(self) {
         let mut changes = self.watch();
-        let (mut known, mut stands_in) = (Presence::Loaded, false);
+        let (mut last, mut known, mut stands_in) = (Weak::new(), Presence::Loaded, false);
         loop {
             let served = changes.borrow_and_update().served().cloned();
+            let serving = served.as_ref().map(Arc::downgrade).unwrap_or_default();
+            if !last.ptr_eq(&serving) {
+                (last, known, stands_in) = (serving, Presence::Loaded, false);
+                // What its callers were told of while it was beside another may be over.
+                self.tell_stand_in();
+            }
             let Some(served) = served else {
-                (known, stands_in) = (Presence::Loaded, false);
                 if changes.changed().await.is_err() {
                     return;
                 }
-                // As below.
-                self.tell_stand_in();
                 continue;
             };
             let presence = tokio::select! {
                 changed = changes.changed() => match changed {
-                    Ok(()) => {
-                        let next = changes.borrow().served().cloned();
-                        if !next.is_some_and(|next| Arc::ptr_eq(&next, &served)) {
-                            (known, stands_in) = (Presence::Loaded, false);
-                            // What its callers were told of while it was beside another may be over.
-                            self.tell_stand_in();
-                        }
-                        continue;
-                    }
+                    Ok(()) => continue,
                     Err(_) => return,
                 },
                 presence = served.engine.presence_other_than(known) => presence,

@@ -208,7 +208,7 @@ impl Service {
         if let Some(end) = serving.as_mut().now_or_never() {
             return end;
         }
-        let _seat = self.now().fleet.anteroom.enter(uid, texts, bytes)?;
+        let _permit = self.now().fleet.load_admission.admit(uid, texts, bytes)?;
         serving.await
     }
 

@@ -66,6 +66,11 @@ impl Now {
         }
     }
 
+    /// Whether this model, on this very engine, is the one that serves.
+    pub(super) fn is_in_force(&self, served: &Served) -> bool {
+        self.served().is_some_and(|it| ptr::eq(Arc::as_ptr(it), served))
+    }
+
     /// The level in force; an imported model has none.
     pub fn level(&self) -> Option<Level> {
         match wanted(self.settings()) {
@@ -93,12 +98,11 @@ impl Now {
     /// The same of a model that is loaded, in force or beside it.
     pub fn stand_in_of(&self, served: &Served) -> (Option<Description>, String) {
         let (reason, told) = (&served.fallback_reason, served.stand_in_told.lock().clone());
-        // Nobody looks for another provider but for the one in force.
-        let is_in_force = self.served().is_some_and(|it| ptr::eq(Arc::as_ptr(it), served));
         match (served.engine.stand_in(), told) {
             // As signals told it: who keeps properties is not told of each try's own words.
             (Some((stand_in, _)), Some(told)) => (Some(stand_in), told),
-            (Some(_), None) if is_in_force && self.may_have_successor(served) => {
+            // Nobody looks for another provider but for the one in force.
+            (Some(_), None) if self.is_in_force(served) && self.may_have_successor(served) => {
                 (None, reason.clone())
             }
             (Some((stand_in, why)), None) if reason.is_empty() => (Some(stand_in), why),

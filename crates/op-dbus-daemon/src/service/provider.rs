@@ -124,8 +124,9 @@ pub fn host(provider: Provider, loaded: &Loaded, own_graph: Option<&str>) -> Res
              pull --provider {provider}{here}`, or name one in [providers.{provider}]"
         ));
     }
+    let mut said = own.checked.keys().chain(own.options.keys());
     if library.is_some()
-        && let Some(key) = own.checked.keys().find(|key| manifest::plugin_ignores(&name, key))
+        && let Some(key) = said.find(|key| manifest::plugin_ignores(&name, key))
     {
         return Err(format!(
             "openvino's plugin library ignores {key} in [providers.openvino]; write it in OpenVINO's \
@@ -194,12 +195,8 @@ pub const CREDENTIALS: [(&str, &str); 2] =
 /// A fleet that others run. What it is compared with is computed here.
 fn remote(loaded: &Loaded, own_graph: Option<&str>, devices: Vec<u32>) -> Result<Host, String> {
     let settings = &loaded.settings;
-    if fleet::endpoints(settings).is_empty() {
-        return Err(
-            "remote needs to know where servers answer, and nothing says so; set endpoints \
-                    in a table [providers.remote] of a file"
-                .to_owned(),
-        );
+    if let Some(why) = fleet::no_endpoint(settings) {
+        return Err(why);
     }
     let runtime = match (own_graph, plain_runtime(settings)) {
         (None, _) => PathBuf::new(),
@@ -237,17 +234,14 @@ fn remote(loaded: &Loaded, own_graph: Option<&str>, devices: Vec<u32>) -> Result
 fn cpu(loaded: &Loaded, own_graph: Option<&str>) -> Result<Host, String> {
     let settings = &loaded.settings;
     let (from, here) = (loaded.origin("cpu_engine"), named(&settings.model_dir));
+    if let Some(why) = own_graph.and_then(|model| loaded.graph_for_native(model)) {
+        let pull = match plain_runtime(settings) {
+            Some(_) => String::new(),
+            None => format!(", and type `op-dbus runtime pull{here}` for the library"),
+        };
+        return Err(why + &pull);
+    }
     let runtime = match settings.cpu_engine {
-        CpuEngine::Native if let Some(model) = own_graph => {
-            let pull = match plain_runtime(settings) {
-                Some(_) => String::new(),
-                None => format!(", and type `op-dbus runtime pull{here}` for the library"),
-            };
-            return Err(format!(
-                "{model} is an ONNX graph, which ONNX Runtime computes, and cpu_engine is native \
-                 ({from}); set OP_DBUS_CPU_ENGINE=ort{pull}"
-            ));
-        }
         CpuEngine::Native | CpuEngine::Sim => PathBuf::new(),
         CpuEngine::Ort => plain_runtime(settings).ok_or_else(|| {
             format!(
@@ -319,6 +313,8 @@ pub fn unavailable(provider: Provider, loaded: &Loaded, refused: Option<String>)
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
     use crate::settings::Sources;
 
@@ -364,15 +360,19 @@ mod tests {
         let mut loaded = Settings::load(&Sources::under("/nowhere")).unwrap();
         loaded.settings.runtime = Some("/own.so".into());
         let own = loaded.settings.providers.entry("openvino".to_owned()).or_default();
-        own.checked.insert("num_streams".to_owned(), "2".to_owned());
+        own.checked.insert("device_type".to_owned(), "GPU".to_owned());
         let host = |loaded: &Loaded| host(Provider::OpenVino, loaded, None);
         let built_in = host(&loaded).unwrap();
         assert_eq!(built_in.options.len(), 1, "{built_in:?}");
         let own = loaded.settings.providers.get_mut("openvino").unwrap();
         own.library = Some("/plugin.so".into());
         let refused = host(&loaded).unwrap_err();
-        assert!(refused.contains("ignores num_streams"), "{refused}");
-        loaded.settings.providers.get_mut("openvino").unwrap().checked.clear();
-        assert!(host(&loaded).is_ok());
+        assert!(refused.contains("ignores device_type"), "{refused}");
+        for (key, is_heeded) in [("num_streams", false), ("load_config", true)] {
+            let own = loaded.settings.providers.get_mut("openvino").unwrap();
+            own.checked.clear();
+            own.options = BTreeMap::from([(key.to_owned(), "2".to_owned())]);
+            assert_eq!(host(&loaded).is_ok(), is_heeded, "{key}");
+        }
     }
 }

@@ -104,7 +104,7 @@ impl Service {
         let end = load.await;
         let _change = self.0.change.lock().await;
         let now = self.staying().ok()?;
-        if !now.served().is_some_and(|it| Arc::ptr_eq(it, failed)) {
+        if !now.is_in_force(failed) {
             return Some(end);
         }
         match end {
@@ -159,13 +159,11 @@ impl Service {
     /// over.
     async fn look_for_better(&self, fallback: &Weak<Served>) -> bool {
         let now = self.now();
-        let is_in_force =
-            |served: &Arc<Served>| self.now().served().is_some_and(|it| Arc::ptr_eq(it, served));
         // What a change has let go of is nobody's.
         let Some(served) = fallback.upgrade().filter(|it| now.fleet.has(it)) else { return false };
         // Nobody needs a better one than an unloaded one, and looking would load it.
         if served.engine.presence() != Presence::Loaded {
-            return is_in_force(&served);
+            return self.now().is_in_force(&served);
         }
         let load = now.fleet.get_better(&served);
         drop((now, served));
@@ -174,7 +172,7 @@ impl Service {
         match end {
             // It was unloaded meanwhile, and a better one would take what was given back.
             Ok(_) if matches!(served.engine.presence(), Presence::Unloaded(_)) => {
-                return is_in_force(&served);
+                return self.now().is_in_force(&served);
             }
             Ok(better) => self.take(better, &served).await,
             // It is looked for every few minutes until somebody reloads.
@@ -196,7 +194,7 @@ impl Service {
         if !now.fleet.replace(fallback, &better) {
             return;
         }
-        match now.served().is_some_and(|it| Arc::ptr_eq(it, fallback)) {
+        match now.is_in_force(fallback) {
             true => self.moved(Some(better), |_| {}),
             false => {
                 tell_serves(&better);

@@ -359,21 +359,27 @@ mod tests {
     }
 
     #[test]
-    fn no_worker_is_started_with_a_library_that_others_may_write() {
+    fn no_worker_is_started_with_a_file_that_others_may_write() {
         let root = tempfile::tempdir().unwrap();
-        let runtime = root.path().join("runtime.so");
-        fs::write(&runtime, "").unwrap();
-        let settings = Settings { runtime: Some(runtime.clone()), ..costs::tests::settings(&root) };
-        let mut blueprint = costs::tests::blueprint();
-        blueprint.host.runtime.clone_from(&runtime);
+        let file = root.path().join("file");
+        let settings = Settings { runtime: Some(file.clone()), ..costs::tests::settings(&root) };
+        let (mut library, mut fleet) = (costs::tests::blueprint(), costs::tests::blueprint());
+        library.host.runtime.clone_from(&file);
+        fleet.host.provider = Provider::Remote;
+        let path = Told::Value(file.display().to_string());
+        fleet.host.options = vec![("ca_file".to_owned(), path)];
         // There is no such program, which is what is told of one that would be started.
         let program = WorkerProgram { exe: root.path().join("no-program") };
-        let start = program.spawner()(&blueprint, &settings);
-        let refusal = || start(0).err().unwrap().to_string();
-        assert!(refusal().contains("no-program"), "{}", refusal());
-        fs::set_permissions(&runtime, Permissions::from_mode(0o666)).unwrap();
-        let refused = refusal();
-        assert!(refused.contains("`runtime` names for cuda, is not loaded"), "{refused}");
+        let set = [(library, "`runtime` names for cuda"), (fleet, "`ca_file` names for remote")];
+        for (blueprint, named) in set {
+            let start = program.clone().spawner()(&blueprint, &settings);
+            let refusal = || start(0).err().unwrap().to_string();
+            fs::write(&file, "").unwrap();
+            assert!(refusal().contains("no-program"), "{}", refusal());
+            fs::set_permissions(&file, Permissions::from_mode(0o666)).unwrap();
+            assert!(refusal().contains(&format!("{named}, is not used")), "{}", refusal());
+            fs::remove_file(&file).unwrap();
+        }
     }
 
     #[test]

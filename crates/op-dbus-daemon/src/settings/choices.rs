@@ -7,10 +7,6 @@ pub(super) const fn name(name: &'static str) -> Choice {
     Choice { name, aliases: &[] }
 }
 
-pub(super) const fn alias(name: &'static str, aliases: &'static [&'static str]) -> Choice {
-    Choice { name, aliases }
-}
-
 /// Levels.
 pub const LEVELS: &[Choice] = &[name("none"), name("low"), name("medium"), name("high")];
 

@@ -3,10 +3,8 @@
 
 mod providers;
 
-use std::io::ErrorKind;
-
 use op_dbus_engine::Tokenizer;
-use op_dbus_models::{Level, Model, Store, manifest};
+use op_dbus_models::{Error as ModelError, Level, Model, Store, manifest};
 
 use super::check::{Checked, ask};
 use super::kind::plain;
@@ -42,6 +40,33 @@ impl Loaded {
         })
     }
 
+    /// What is said of `expect_dimensions`, if a model has other dimensions and so is not served; `warnings` has it as
+    /// well, of the model in force.
+    pub fn wrong_dimensions(&self, model: &str, found: usize) -> Option<String> {
+        let expected = self.settings.expect_dimensions.filter(|expected| *expected != found)?;
+        Some(format!(
+            "{model} has {found} dimensions, and expect_dimensions is {expected} ({}); ask for another model, or \
+             change the setting",
+            self.origin("expect_dimensions")
+        ))
+    }
+
+    /// What is said of the setting that named a model, or the store itself, where the store does not have that model,
+    /// and can't know of settings; `warnings` has it as well, of the model in force.
+    pub(crate) fn not_found(&self, model: &str, error: &ModelError) -> Option<String> {
+        match error {
+            ModelError::NotInstalled { .. } if self.settings.model.as_deref() == Some(model) => {
+                Some(format!("model is {model} ({}), and {error}", self.origin("model")))
+            }
+            ModelError::NoFolder { dir } => Some(format!(
+                "model_dir is {} ({}), which is no folder, or lies below a file; name another",
+                dir.display(),
+                self.origin("model_dir")
+            )),
+            _ => None,
+        }
+    }
+
     /// Whether something that `warnings` tell keeps the model in force from being served;
     /// `cpu_computes` is whether the CPU has the instructions that the settings ask for.
     pub fn serves_nothing(&self, cpu_computes: bool) -> bool {
@@ -50,14 +75,16 @@ impl Loaded {
             return false;
         }
         let no_text = *queue_tokens_max.min(quota_tokens) < SHORTEST_TEXT;
-        if no_text || no_folder(self).is_some() {
-            return true;
-        }
-        let model = in_force(self);
-        let is_refused = |model: &Model| {
-            self.missing_prompt(model).or_else(|| wrong_dimensions(self, model)).is_some()
+        let model = match looked_up(self) {
+            Some(Err(ModelError::NoFolder { .. })) => return true,
+            found => found.and_then(Result::ok),
         };
-        model.as_ref().is_some_and(is_refused)
+        let is_refused = |model: &Model| {
+            let wrong = || self.wrong_dimensions(&model.name, model.dimensions);
+            self.missing_prompt(model).or_else(wrong).is_some()
+        };
+        no_text
+            || model.as_ref().is_some_and(is_refused)
             || providers::none(self, model.as_ref(), cpu_computes)
     }
 
@@ -126,11 +153,17 @@ impl Loaded {
 /// All of it that is told of settings by themselves, a sentence each.
 pub(super) fn sentences(loaded: &Loaded) -> Vec<String> {
     let mut all = switched_off(loaded);
-    all.extend(no_folder(loaded));
+    let model = match looked_up(loaded) {
+        Some(Err(error)) => {
+            all.extend(loaded.not_found(model_name(loaded).unwrap_or_default(), &error));
+            None
+        }
+        found => found.and_then(Result::ok),
+    };
     all.extend(missing_models(loaded));
     all.extend(missing_prompts(loaded));
-    let model = in_force(loaded);
-    all.extend(model.as_ref().and_then(|model| wrong_dimensions(loaded, model)));
+    let wrong = |model: &Model| loaded.wrong_dimensions(&model.name, model.dimensions);
+    all.extend(model.as_ref().and_then(wrong));
     all.extend(loaded.short_limits());
     all.extend(providers::sentences(loaded, model.as_ref()));
     all
@@ -176,52 +209,23 @@ pub(super) fn overruled(layers: &[Checked], of_files: usize) -> Vec<String> {
     ROWS.iter().filter_map(sentence).collect()
 }
 
-/// That models are to be in what is no folder, and can't become one.
-fn no_folder(loaded: &Loaded) -> Option<String> {
-    model_name(loaded)?;
-    let model_dir = &loaded.settings.model_dir;
-    let is_none = match model_dir.metadata() {
-        Ok(found) => !found.is_dir(),
-        Err(error) => error.kind() == ErrorKind::NotADirectory,
-    };
-    is_none.then(|| {
-        format!(
-            "{}: model_dir is {}, which is no folder, or lies below a file; name the folder that \
-             models are in",
-            loaded.origin("model_dir"),
-            model_dir.display()
-        )
-    })
-}
-
-/// What the settings say of models that are not in the store; they may be imported later.
+/// Tables of models that are not in the store; they may be imported later.
 fn missing_models(loaded: &Loaded) -> Vec<String> {
-    let Settings { model, model_dir, models, cpu_engine, .. } = &loaded.settings;
+    let Settings { model_dir, models, cpu_engine, .. } = &loaded.settings;
     // The simulator has no use for any.
     if *cpu_engine == CpuEngine::Sim {
         return Vec::new();
     }
-    // Who may not look into the store knows nothing of it.
-    let is_missing = |name: &str| matches!(model_dir.join(name).try_exists(), Ok(false));
-    let mut missing = Vec::new();
-    if let Some(name) = model
-        && is_missing(name)
-        && let Err(error) = Store::open(model_dir).get(name)
-    {
-        let origin = loaded.origin("model");
-        missing.push(format!("{origin}: model is {name}, and {error}"));
-    }
     let built_in = || manifest::models().iter().map(|model| model.name.as_str());
-    for name in models.keys().filter(|name| built_in().all(|model| model != *name)) {
-        if is_missing(name) {
-            let origin = loaded.place_of(&format!("models.{name}"));
-            let dir = model_dir.display();
-            let what =
-                format!("{origin}: [models.{name}] has no effect, as {dir} has no such model");
-            missing.push(ask(what, name, built_in()));
-        }
-    }
-    missing
+    let sentence = |name: &String| {
+        // Who may not look into the store knows nothing of it.
+        let is_missing = matches!(model_dir.join(name).try_exists(), Ok(false));
+        let (origin, dir) = (loaded.place_of(&format!("models.{name}")), model_dir.display());
+        let what = format!("{origin}: [models.{name}] has no effect, as {dir} has no such model");
+        is_missing.then(|| ask(what, name, built_in()))
+    };
+    let own = models.keys().filter(|name| built_in().all(|model| model != *name));
+    own.filter_map(sentence).collect()
 }
 
 /// Default prompts that neither the settings nor the models have.
@@ -229,17 +233,6 @@ fn missing_prompts(loaded: &Loaded) -> Vec<String> {
     let Settings { model_dir, models, .. } = &loaded.settings;
     let store = Store::open(model_dir);
     models.keys().filter_map(|name| loaded.missing_prompt(&store.get(name).ok()?)).collect()
-}
-
-/// That the model has other dimensions than the settings demand: the service does not start with it.
-fn wrong_dimensions(loaded: &Loaded, model: &Model) -> Option<String> {
-    let Model { name, dimensions, .. } = model;
-    let expected = loaded.settings.expect_dimensions.filter(|expected| expected != dimensions)?;
-    let origin = loaded.origin("expect_dimensions");
-    Some(format!(
-        "{origin}: expect_dimensions is {expected}, and {name} has {dimensions}; ask for another \
-         model, or change the setting"
-    ))
 }
 
 /// What the model is called that the service would embed with; the simulator has none of the store.
@@ -250,7 +243,11 @@ fn model_name(loaded: &Loaded) -> Option<&str> {
     name.filter(|_| has_one)
 }
 
-/// The same model, as far as it is in the store.
+/// The same model, or why the store does not have it.
+fn looked_up(loaded: &Loaded) -> Option<Result<Model, ModelError>> {
+    Some(Store::open(&loaded.settings.model_dir).get(model_name(loaded)?))
+}
+
 fn in_force(loaded: &Loaded) -> Option<Model> {
-    Store::open(&loaded.settings.model_dir).get(model_name(loaded)?).ok()
+    looked_up(loaded)?.ok()
 }

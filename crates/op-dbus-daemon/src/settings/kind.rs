@@ -111,7 +111,7 @@ impl Kind {
             Kind::Listen => "`none`, an address with a port such as `127.0.0.1:8080` or \
                              `[::1]:8080`, or `unix:` and an absolute path"
                 .to_owned(),
-            Kind::Filter => "`error`, `warn`, `info`, `debug`, `trace`, or a list such as \
+            Kind::Filter => "`error`, `warn`, `info`, `debug`, `trace`, `off`, or a list such as \
                              `info,op_dbus_engine=debug`"
                 .to_owned(),
             Kind::List { accepted, .. } => format!("a list of {accepted}"),

@@ -5,10 +5,6 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use serde::de::{Deserialize, Deserializer};
-
-use super::types::from_text;
-
 /// Where the HTTP gateway answers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Listen {
@@ -55,12 +51,6 @@ impl FromStr for Listen {
             ));
         }
         Ok(Self::Unix(path.into()))
-    }
-}
-
-impl<'de> Deserialize<'de> for Listen {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        from_text(deserializer)
     }
 }
 

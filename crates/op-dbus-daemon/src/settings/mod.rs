@@ -51,6 +51,7 @@ pub struct Settings {
     /// Seconds between two tries of a provider that did not work; 0 is never.
     pub provider_retry_s: u64,
     /// Devices of the provider.
+    #[serde(deserialize_with = "types::from_text")]
     pub gpu_device: Devices,
     /// The number format to compute in.
     pub precision: Precision,
@@ -72,6 +73,7 @@ pub struct Settings {
     /// The main configuration file.
     pub config: PathBuf,
     /// The bus that is served.
+    #[serde(deserialize_with = "types::from_text")]
     pub bus: Bus,
     /// Tokens that one thread of the native engine, or one worker of another, gets in a batch; `None`
     /// is what the machine was measured to need.
@@ -118,6 +120,7 @@ pub struct Settings {
     /// Whether the CPU computes beside an accelerator.
     pub offload: Offload,
     /// Where the HTTP gateway answers.
+    #[serde(deserialize_with = "types::from_text")]
     pub http_listen: Listen,
     /// The log filter.
     pub log: String,

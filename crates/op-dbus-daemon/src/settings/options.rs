@@ -27,23 +27,12 @@ pub struct ProviderOption {
     pub key: &'static str,
     /// What is accepted.
     pub kind: Kind,
-    /// What holds where the table does not say.
-    pub default: Preset,
+    /// What holds where the table does not say; empty is nothing.
+    pub default: &'static str,
     /// How it is told to ONNX Runtime.
     pub form: Form,
     /// What it does, one paragraph.
     pub doc: &'static str,
-}
-
-/// What holds where nobody sets an option.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Preset {
-    /// ONNX Runtime is not told; this is what it does by itself, for the documentation.
-    Theirs(&'static str),
-    /// ONNX Runtime is told this.
-    Ours(&'static str),
-    /// The setting for all providers with this key decides.
-    Setting(&'static str),
 }
 
 /// How a value is told to ONNX Runtime.
@@ -51,9 +40,7 @@ pub enum Preset {
 pub enum Form {
     /// As it is; `true` and `false` as `1` and `0`.
     Plain,
-    /// As it is; `true` and `false` in these words.
-    Words,
-    /// As `Plain`; where it is `true`, this other option is told a folder in the cache.
+    /// As `Plain`, set or not; where it is `true`, this other option is told a folder in the cache.
     WithFolder(&'static str),
     /// Where it is `true` the option is told a folder in the cache, else nothing.
     Folder,
@@ -86,64 +73,62 @@ impl ProviderOption {
     /// What holds where the table does not say, for people.
     pub fn shown_default(&self) -> String {
         match self.default {
-            Preset::Theirs("") => "not set".to_owned(),
-            Preset::Theirs(value) | Preset::Ours(value) => format!("`{value}`"),
-            Preset::Setting(key) => format!("the setting `{key}`"),
-        }
-    }
-
-    /// What ONNX Runtime is told, given what the table says, if it does.
-    ///
-    /// A value that a setting for all providers gives has been checked there, and is accepted here.
-    fn told(&self, said: Option<&String>, settings: &Settings) -> Option<String> {
-        match (said, self.default) {
-            (Some(value), _) => Some(value.clone()),
-            (None, Preset::Theirs(_)) => None,
-            (None, Preset::Ours(value)) => Some(value.to_owned()),
-            (None, Preset::Setting(key)) => {
-                let value = general(settings, key)?;
-                self.kind.parse(&Value::from(value)).ok().map(|value| plain(&value))
-            }
+            "" => "not set".to_owned(),
+            value => format!("`{value}`"),
         }
     }
 }
 
-/// A setting for all providers that have such an option; `None` where it leaves it to them.
+/// The settings for all providers, each with a provider that has such an option, and how that calls it.
+const GENERAL: [(&str, &str, &str); 4] = [
+    ("gpu_memory_limit", "cuda", "gpu_mem_limit"),
+    ("gpu_memory_limit", "migraphx", "migraphx_mem_limit"),
+    ("arena_strategy", "cuda", "arena_extend_strategy"),
+    ("arena_strategy", "migraphx", "migraphx_arena_extend_strategy"),
+];
+
+/// Such a setting in ONNX Runtime's words; `None` where it leaves it to the provider.
 fn general(settings: &Settings, key: &str) -> Option<String> {
-    match key {
-        "gpu_memory_limit" => settings.gpu_memory_limit.map(|bytes| bytes.to_string()),
-        "arena_strategy" => Some(settings.arena_strategy.clone()).filter(|value| value != "auto"),
+    match (key, settings.arena_strategy.as_str()) {
+        ("gpu_memory_limit", _) => settings.gpu_memory_limit.map(|bytes| bytes.to_string()),
+        ("arena_strategy", "next-power-of-two") => Some("kNextPowerOfTwo".to_owned()),
+        ("arena_strategy", "same-as-requested") => Some("kSameAsRequested".to_owned()),
         _ => None,
     }
 }
 
 /// The settings for all providers that are set and that `provider` has no option for.
 pub fn without_effect(provider: &str, settings: &Settings) -> Vec<&'static str> {
-    let has = |key| of(provider).any(|option| option.default == Preset::Setting(key));
+    let has = |key| GENERAL.iter().any(|(setting, of, _)| (*setting, *of) == (key, provider));
     let keys = ["gpu_memory_limit", "arena_strategy"].into_iter();
     keys.filter(|key| general(settings, key).is_some() && !has(*key)).collect()
 }
 
-/// Everything that ONNX Runtime is told of a provider: the checked options, and those that the table
-/// gives in the provider's own words.
+/// Everything that ONNX Runtime is told of a provider: what settings for all providers say, unless the table does, the
+/// checked options, and those that the table gives in the provider's own words.
 pub fn told(provider: &str, settings: &Settings) -> Vec<(String, Told)> {
     let own = settings.providers.get(provider);
-    let mut told = Vec::new();
+    let is_own = |key| own.is_some_and(|own| own.options.contains_key(key));
+    let said_of_all = GENERAL.iter().filter(|(_, of, key)| *of == provider && !is_own(*key));
+    let said_of_all = said_of_all.filter_map(|(setting, _, key)| {
+        Some(((*key).to_owned(), Told::Value(general(settings, setting)?)))
+    });
+    let mut told: Vec<_> = said_of_all.collect();
     for option in of(provider) {
-        let said = own.and_then(|own| own.checked.get(option.key));
-        let Some(value) = option.told(said, settings) else { continue };
+        let said = own.and_then(|own| own.checked.get(option.key)).map(String::as_str);
+        let unsaid = matches!(option.form, Form::WithFolder(_)).then_some(option.default);
+        let Some(value) = said.or(unsaid) else { continue };
         let on = value == "true";
-        let digit = || match (option.kind, on) {
-            (Kind::Bool, true) => "1".to_owned(),
-            (Kind::Bool, false) => "0".to_owned(),
-            _ => value.clone(),
+        let word = match (option.kind, on) {
+            (Kind::Bool, true) => "1",
+            (Kind::Bool, false) => "0",
+            _ => value,
         };
         let key = option.key.to_owned();
         match option.form {
-            Form::Plain => told.push((key, Told::Value(digit()))),
-            Form::Words => told.push((key, Told::Value(value))),
+            Form::Plain => told.push((key, Told::Value(word.to_owned()))),
             Form::WithFolder(folder) => {
-                told.push((key, Told::Value(digit())));
+                told.push((key, Told::Value(word.to_owned())));
                 told.extend(on.then(|| (folder.to_owned(), Told::Folder)));
             }
             Form::Folder => told.extend(on.then_some((key, Told::Folder))),

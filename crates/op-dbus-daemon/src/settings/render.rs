@@ -29,24 +29,16 @@ pub fn config_file() -> String {
             out.push_str(&format!("#{} = {}\n", row.key, toml_value(row)));
         }
     }
-    out.push_str(&heading("Single models"));
-    out.push_str(
-        "\n\
-         # Prompts beside the model's own, and the one used when a call names none.\n\
-         #[models.NAME]\n\
-         #default_prompt = \"query\"\n\
-         #prompts = { query = \"query: \", passage = \"passage: \" }\n",
-    );
-    out.push_str(&heading("Single providers"));
-    out.push_str(
-        "\n\
-         # The library that brings a provider, and its options: op-dbus.toml(5) lists them. What there\n\
-         # is no setting for is told to the provider in its own words.\n\
-         #[providers.webgpu]\n\
-         #library = \"/usr/lib/libonnxruntime_providers_webgpu.so\"\n\
-         #powerPreference = \"high-performance\"\n\
-         #options = { enableInt64 = \"1\" }\n",
-    );
+    for Table { title, about, example } in TABLES {
+        out.push_str(&heading(title));
+        out.push('\n');
+        for line in wrap(&about.replace('`', ""), WIDTH - 2) {
+            out.push_str(&format!("# {line}\n"));
+        }
+        for line in example.lines() {
+            out.push_str(&format!("#{line}\n"));
+        }
+    }
     out
 }
 
@@ -102,6 +94,7 @@ pub fn markdown() -> String {
         }
     }
     for Table { title, about, example } in TABLES {
+        let about = wrap(about, WIDTH).join("\n");
         out.push_str(&format!("\n## {title}\n\n{about}\n\n```toml\n{example}```\n"));
     }
     out.push_str(&format!("\n{}\n", wrap(OPTIONS_ABOUT, WIDTH).join("\n")));
@@ -119,9 +112,9 @@ pub fn markdown() -> String {
 
 /// What the lists of options have in common.
 pub const OPTIONS_ABOUT: &str = "The options of a provider have the names that ONNX Runtime has for them, \
-    and its defaults, but where one is taken from a setting for all providers, and but for the two caches of \
-    `tensorrt`. A provider is told only those that are set, that have such a setting, that `precision` calls \
-    for, or that keep what it compiles in `cache_dir`. Those of `remote` are our own.";
+    and its defaults, but for the two caches of `tensorrt`. A provider is told only those that are set, that a \
+    setting for all providers or `precision` calls for, or that keep what it compiles in `cache_dir`. Those of \
+    `remote` are our own.";
 
 /// The providers that have options, in the order in which they are shown.
 pub fn option_providers() -> Vec<&'static str> {
@@ -164,13 +157,13 @@ prompts = { query = \"query: \", passage = \"passage: \" }   # added to the mode
     },
     Table {
         title: "Single providers",
-        about: "A table `[providers.NAME]` in a file says how one execution provider beside `cpu` is used:",
+        about: "A table `[providers.NAME]` in a file says how one execution provider beside `cpu` is used; `faults` \
+                in it has its workers fail on purpose (operate.md):",
         example: "\
 [providers.webgpu]
 library = \"/opt/libonnxruntime_providers_webgpu.so\"   # a plugin that ONNX Runtime loads
-powerPreference = \"high-performance\"   # an option, see below
+powerPreference = \"high-performance\"   # an option: op-dbus.toml(5) lists them
 options = { enableInt64 = \"1\" }   # what there is no setting for, in the provider's own words
-faults = \"die_on_batch=100\"   # on purpose, to see what becomes of calls: see operate.md
 ",
     },
 ];

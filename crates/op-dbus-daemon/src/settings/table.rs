@@ -62,17 +62,18 @@ pub const ROWS: &[Row] = &[
         kind: count(0, 31_536_000),
         default: "300",
         unit: "seconds",
-        doc: "How often the providers are tried again that are preferred to the one that computes, for \
-              each model that is loaded; 0 is at a reload only. One that works takes over. Where none \
-              works at all, or the model is missing, it is every 30 seconds at least, but for 0.",
+        doc: "Seconds between two tries of the providers that come before the one that computes, for each \
+              model that is loaded; one that works takes over. With 0 they are tried at a reload only. \
+              While none works at all, or the model is missing, a try comes every 30 seconds where this is \
+              longer, but not with 0.",
         ..Row::of(Group::Provider)
     },
     Row {
         key: "gpu_device",
         kind: Kind::Devices,
         default: "0",
-        doc: "Which devices of the provider are used, by number. One that runs in its place, with \
-              other devices, uses its first, or with `all` each.",
+        doc: "Numbers of the provider's devices that are used. A provider that runs in its place has \
+              other devices: it uses its first one, or with `all` each of them.",
         scope: Scope::Runtime,
         ..Row::of(Group::Provider)
     },
@@ -120,9 +121,9 @@ pub const ROWS: &[Row] = &[
         key: "gpu_memory_limit",
         kind: Kind::Bytes { min: 1 << 20, word: Some("none") },
         default: "none",
-        doc: "How much memory of a device each worker may take for the model's weights and its batches. \
-              Providers that have such an option, `cuda` and `migraphx`, take it from here unless their \
-              tables say otherwise; with others it has no effect, and the log says so.",
+        doc: "How much memory of a device each worker may take for the model's weights and its batches; what \
+              libraries take beside that is not counted. `cuda` and `migraphx` have such a limit, which \
+              `options` of their tables may say instead; with others it has no effect, and the log says so.",
         ..Row::of(Group::Provider)
     },
     Row {

@@ -162,12 +162,6 @@ impl FromStr for Devices {
     }
 }
 
-impl<'de> Deserialize<'de> for Devices {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        from_text(deserializer)
-    }
-}
-
 /// Where the service is found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Bus {
@@ -268,12 +262,6 @@ impl FromStr for Bus {
 /// Whether these are several D-Bus addresses, between which there is a sign that no single one has.
 fn is_list(addresses: &str) -> bool {
     addresses.contains(';')
-}
-
-impl<'de> Deserialize<'de> for Bus {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        from_text(deserializer)
-    }
 }
 
 /// Reads a value by its `FromStr`.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use op_dbus_engine::{BackendError, LoadErrorKind, ModelShape, Tokenizer, sim};
-use op_dbus_models::{Error as ModelError, Family, Model, Store};
+use op_dbus_models::{Family, Model, Store};
 
 use super::SIM_MODEL;
 use crate::service::Error;
@@ -32,18 +32,6 @@ impl Draft {
         let record = self.record.as_ref()?;
         (record.family == Family::Onnx).then_some(&record.name)
     }
-
-    /// Refuses a model that has other dimensions than the settings demand.
-    pub(super) fn check_dimensions(&self, loaded: &Loaded) -> Result<(), Error> {
-        let found = self.shape.dimensions;
-        match loaded.settings.expect_dimensions {
-            Some(expected) if expected != found => {
-                let origin = loaded.origin("expect_dimensions").clone();
-                Err(Error::Dimensions { model: self.model.clone(), expected, origin, found })
-            }
-            _ => Ok(()),
-        }
-    }
 }
 
 /// The simulator, which needs nothing.
@@ -68,7 +56,12 @@ pub(super) fn simulated() -> Draft {
 pub(super) fn installed(choice: &Choice, loaded: &Loaded) -> Result<Draft, Error> {
     let settings = &loaded.settings;
     let model = Store::open(&settings.model_dir).get(choice.model());
-    let model = model.map_err(|error| not_found(choice, error, loaded))?;
+    let model = model.map_err(|error| match loaded.not_found(choice.model(), &error) {
+        Some(message) => {
+            Error::from(BackendError::Load { kind: LoadErrorKind::ModelNotInstalled, message })
+        }
+        None => error.into(),
+    })?;
     model.verify()?;
     let tokenizer = tokenizer(&model)?;
     let mut prompts = model.prompts.clone();
@@ -97,29 +90,6 @@ pub(super) fn installed(choice: &Choice, loaded: &Loaded) -> Result<Draft, Error
     })
 }
 
-/// The store does not know that a setting named the model, or the store itself.
-fn not_found(choice: &Choice, error: ModelError, loaded: &Loaded) -> Error {
-    match (choice, error) {
-        (Choice::Imported(name), ModelError::NotInstalled { dir, fix, .. }) => {
-            let (origin, dir) = (loaded.origin("model"), dir.display());
-            let message = format!(
-                "model is {name} ({origin}), which is not installed in {dir}; type `{fix}`, or name \
-                 one that is"
-            );
-            BackendError::Load { kind: LoadErrorKind::ModelNotInstalled, message }.into()
-        }
-        (_, ModelError::NoFolder { dir }) => {
-            let (origin, dir) = (loaded.origin("model_dir"), dir.display());
-            let message = format!(
-                "model_dir is {dir} ({origin}), which is no folder, or lies below a file; name \
-                 another"
-            );
-            BackendError::Load { kind: LoadErrorKind::ModelNotInstalled, message }.into()
-        }
-        (_, error) => error.into(),
-    }
-}
-
 fn tokenizer(model: &Model) -> Result<Tokenizer, Error> {
     let json = model.read(&model.tokenizer())?;
     let name = || model.name.clone();
@@ -130,6 +100,8 @@ fn tokenizer(model: &Model) -> Result<Tokenizer, Error> {
 #[cfg(test)]
 mod tests {
     use std::fs;
+
+    use op_dbus_models::Error as ModelError;
 
     use super::*;
     use crate::settings::{Settings, Sources};

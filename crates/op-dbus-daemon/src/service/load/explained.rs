@@ -3,41 +3,42 @@
 use op_dbus_engine::{BackendError, Error as EngineError, LoadErrorKind};
 
 use crate::service::Error;
-use crate::settings::{CpuEngine, Loaded, Origin, Provider};
+use crate::settings::{Loaded, Origin, Provider};
 
-/// Settings that may be why a worker does not load, each with what is said of it then: who says it knows the value
-/// and not who asked for it.
-const AT_FAULT: [(&str, &str); 7] = [
+/// Settings that may be why a worker does not load, or not prove itself, each with what is said of it then: who says it
+/// knows the value and not who asked for it. The first counts.
+const AT_FAULT: [(&str, &str); 9] = [
     ("cpu_engine", "or set cpu_engine to native"),
+    ("cpu_isa", "which cpu_isa asks for"),
     ("gpu_device", "gpu_device names"),
     ("gpu_device", "invalid device ordinal"),
     ("gpu_memory_limit", "is smaller than requested bytes of"),
     ("load_timeout_s", "did not load: it said nothing for"),
+    ("batch_timeout_s", "it said nothing for"),
     ("runtime", "set `runtime` to another library"),
     ("worker_memory_max", "worker_memory_max is"),
 ];
 
-/// How it begins where a worker has not computed a batch in time, by which it has to prove itself.
-const LATE: &str = "it said nothing for";
-
-/// The same, as an engine tells it of a batch of a caller's.
+/// How it begins where a worker has not computed a batch of a caller's in time.
 const LOST_LATE: &str = "the worker was lost: it said nothing for";
 
 /// The same error, with where the setting comes from that it is about; of one that nobody set nothing is said.
 pub(super) fn with_origin(mut error: BackendError, loaded: &Loaded) -> BackendError {
-    let (message, key) = match &mut error {
-        BackendError::Load { message, .. } | BackendError::OutOfMemory(message) => {
-            let key = AT_FAULT.iter().find(|(_, said)| message.contains(said));
-            (message, key.map(|(key, _)| *key))
-        }
-        BackendError::Lost(message) if message.starts_with(LATE) => {
-            (message, Some("batch_timeout_s"))
-        }
-        _ => return error,
+    let (BackendError::Load { message, .. }
+    | BackendError::OutOfMemory(message)
+    | BackendError::Lost(message)) = &mut error
+    else {
+        return error;
     };
-    match key.map(|key| (key, loaded.origin(key))) {
-        None | Some((_, Origin::Default)) => (),
-        Some((key, origin)) => message.push_str(&format!(" ({key} comes from: {origin})")),
+    let at_fault = AT_FAULT.iter().find(|(key, said)| match *key {
+        // Who serves a fleet may say the same, behind other words.
+        "batch_timeout_s" => message.starts_with(said),
+        _ => message.contains(said),
+    });
+    if let Some((key, origin)) = at_fault.map(|(key, _)| (key, loaded.origin(key)))
+        && *origin != Origin::Default
+    {
+        message.push_str(&format!(" ({key} comes from: {origin})"));
     }
     error
 }
@@ -56,19 +57,11 @@ pub(in crate::service) fn late(mut error: EngineError, loaded: &Loaded) -> Engin
     error
 }
 
-/// A worker that refuses the instruction set does not know who asked for it; and one that was to compute
-/// on a device and crashes, hangs or is lost leaves it to the next provider, as one that says that it can't.
+/// A worker that was to compute on a device and crashes, hangs or is lost leaves it to the next provider, as one that
+/// says that it can't.
 pub(super) fn explained(error: BackendError, provider: Provider, loaded: &Loaded) -> Error {
     let error = with_origin(error, loaded);
     match error {
-        BackendError::Load { kind: LoadErrorKind::ProviderUnavailable, message }
-            if provider == Provider::Cpu
-                && loaded.settings.cpu_engine == CpuEngine::Native
-                && loaded.settings.cpu_isa != "auto" =>
-        {
-            let origin = loaded.origin("cpu_isa");
-            Error::Provider(format!("{message} (cpu_isa comes from: {origin})"))
-        }
         BackendError::Load { kind: LoadErrorKind::ProviderUnavailable, message } => {
             Error::Provider(message)
         }
@@ -134,6 +127,8 @@ mod tests {
             let place = "(gpu_device comes from: flag --gpu-device)";
             assert_eq!(told(absent), format!("{absent} {place}"));
         }
+        let of_a_fleet = "remote: grpc://a:1 can't be used: it said nothing for 10.0 s";
+        assert_eq!(told(of_a_fleet), of_a_fleet);
         let late = BackendError::Lost("it said nothing for 2 s; process 7 ended".to_owned());
         let late = explained(late, Provider::Cuda, &loaded).to_string();
         let limit = "process 7 ended (batch_timeout_s comes from: flag --batch-timeout-s)";
@@ -141,7 +136,7 @@ mod tests {
         let lost = BackendError::Lost("it closed its socket".to_owned());
         assert!(!explained(lost, Provider::Cuda, &loaded).to_string().contains("comes from"));
         let memory = "out of memory; worker_memory_max is 16 bytes";
-        assert_eq!(told(memory), memory);
+        assert_eq!(told(memory), memory, "nobody has set it");
         let arena = BackendError::OutOfMemory(
             "Available memory of 0 is smaller than requested bytes of 2048".to_owned(),
         );
@@ -149,6 +144,16 @@ mod tests {
         let limit = "of 2048 (gpu_memory_limit comes from: flag --gpu-memory-limit)";
         assert!(error.starts_with("cuda does not work here: out of memory: "), "{error}");
         assert!(error.ends_with(limit), "{error}");
+    }
+
+    #[test]
+    fn an_instruction_set_that_is_not_there_is_told_with_its_place() {
+        let sources = Sources::under("/nowhere").with_flags(&[("cpu_isa", "amx")]);
+        let loaded = Settings::load(&sources).unwrap();
+        let message = "this CPU has no amx, which cpu_isa asks for".to_owned();
+        let error = BackendError::Load { kind: LoadErrorKind::ProviderUnavailable, message };
+        let told = explained(error, Provider::Cpu, &loaded).to_string();
+        assert!(told.ends_with("(cpu_isa comes from: flag --cpu-isa)"), "{told}");
     }
 
     #[test]

@@ -3,28 +3,23 @@
 use op_dbus_models::Level;
 
 use super::{host, tried};
-use crate::settings::options::fleet;
 use crate::settings::{Loaded, Provider};
 
 /// What has to be there before the providers that the settings name can be tried, and is not: a sentence each. What is
 /// said among the warnings of the settings is not said again.
 pub fn lacking(loaded: &Loaded) -> Vec<String> {
     let settings = &loaded.settings;
-    let asked = settings.execution_provider;
     let sentence = |provider| {
         let why = host(provider, loaded, None).err()?;
-        let (key, names) = match provider {
+        let told = match provider {
             // It names the setting that asks for the library.
-            Provider::Cpu => return Some(why),
+            Provider::Cpu => why,
             // Another one may be meant.
-            _ if asked == Provider::Auto => return None,
-            Provider::Remote if fleet::endpoints(settings).is_empty() => return None,
-            _ if provider == asked => ("execution_provider", "is"),
-            _ => ("fallback", "names"),
+            _ if settings.execution_provider == Provider::Auto => return None,
+            _ => loaded.names_in_vain(provider, &why),
         };
-        let is_told = loaded.warnings.iter().any(|warning| warning.text.contains(&why));
-        let origin = loaded.origin(key);
-        (!is_told).then(|| format!("{origin}: {key} {names} {provider}, and {why}"))
+        let mut warnings = loaded.warnings.iter();
+        warnings.all(|warning| !warning.text.starts_with(&told)).then_some(told)
     };
     match settings.vector_level {
         Level::None => Vec::new(),

@@ -1,16 +1,17 @@
-//! Whether the libraries that workers load are those that were pulled, and those of the user's own nobody else's.
+//! Whether the libraries that workers load are those that were pulled, and what is of the user's own nobody else's.
 
 use std::collections::BTreeMap;
-use std::fs;
+use std::fs::{self, Metadata};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use op_dbus_models::{Error as StoreError, FileRecord, manifest, runtime};
+use op_dbus_models::{Error as StoreError, FileRecord, foreign_writer, manifest, runtime};
 use parking_lot::Mutex;
 
-use super::{CPU, Host, store};
-use crate::settings::Settings;
-use crate::text_file::{self, Unusable};
+use super::{CPU, CREDENTIALS, Host, store};
+use crate::settings::options::Told;
+use crate::settings::{Provider, Settings};
+use crate::text_file;
 
 /// What is another one whatever is done to a file: its device, its number there, and when it was changed last, which
 /// nobody can set.
@@ -19,8 +20,8 @@ type Stamp = (u64, u64, i64, i64);
 /// The folders of libraries that had their digests, each with the stamps of its files.
 static VERIFIED: Mutex<BTreeMap<PathBuf, Vec<Stamp>>> = Mutex::new(BTreeMap::new());
 
-/// Compares what was pulled of `host` with its digests; libraries of the user's own are the user's, as long as
-/// nobody else may write them.
+/// Compares what was pulled of `host` with its digests; libraries of the user's own, and what a fleet is known by, are
+/// the user's, as long as nobody else may write them.
 ///
 /// # Errors
 /// One sentence that names the file.
@@ -40,7 +41,7 @@ pub(in crate::service) fn verify_again(host: &Host, settings: &Settings) -> Resu
 fn look(host: &Host, settings: &Settings, again: bool) -> Result<(), String> {
     let store = store(settings);
     let name = host.provider.to_string();
-    refuse_foreign_libraries(host, &name, settings)?;
+    refuse_foreign_files(host, &name, settings)?;
     let plugin = store.plugin(&name).map(|plugin| plugin.library);
     let mut pulled = Vec::new();
     if plugin.is_some() && plugin == host.library {
@@ -84,30 +85,51 @@ fn stamp(path: &Path) -> Option<Stamp> {
     Some((about.dev(), about.ino(), about.ctime(), about.ctime_nsec()))
 }
 
-/// Refuses libraries of the user's own that others may write: these would decide what the service computes.
-fn refuse_foreign_libraries(host: &Host, name: &str, settings: &Settings) -> Result<(), String> {
+/// Refuses files of the user's own that others may write: these would decide what the service computes, or who does.
+fn refuse_foreign_files(host: &Host, name: &str, settings: &Settings) -> Result<(), String> {
     let runtime = settings.runtime.as_ref().filter(|own| **own == host.runtime);
     let library = settings.providers.get(name).and_then(|own| own.library.as_ref());
     let library = library.filter(|own| host.library.as_ref() == Some(own));
-    for (path, setting) in [(runtime, "runtime"), (library, "library")] {
+    let libraries = [("runtime", runtime), ("library", library)];
+    let libraries = libraries.into_iter().filter_map(|(key, path)| Some((key, path?.as_path())));
+    let is_remote = host.provider == Provider::Remote;
+    let is_path = |key: &str| is_remote && CREDENTIALS.iter().any(|(option, _)| *option == key);
+    let of_a_fleet = host.options.iter().filter_map(|(key, told)| match told {
+        Told::Value(path) if is_path(key) => Some((key.as_str(), Path::new(path))),
+        _ => None,
+    });
+    for (setting, path) in libraries.chain(of_a_fleet) {
         // Whatever else is wrong with it the worker tells that tries it.
-        if let Some(path) = path
-            && let Err(Unusable::Foreign(reason, fix)) = text_file::open_regular(path)
-        {
+        let is_library = CREDENTIALS.iter().all(|(option, _)| *option != setting);
+        if let Some((reason, fix)) = foreign(path, settings, is_library) {
             let path = path.display();
             return Err(format!(
-                "the library {path}, which `{setting}` names for {name}, is not loaded: {reason}; type `{fix}`"
+                "the file {path}, which `{setting}` names for {name}, is not used: {reason}; type `{fix}`"
             ));
         }
     }
     Ok(())
 }
 
+/// What is wrong with who may write a file, and the command that mends it. Whose the models are may write it as well:
+/// that is the service's user, whoever else looks at it for the service. To that user a credential is given, which it
+/// has to read, and a library, which it runs, to the owner of its folder.
+fn foreign(path: &Path, settings: &Settings, is_library: bool) -> Option<(String, String)> {
+    let meta = fs::metadata(path).ok().filter(Metadata::is_file)?;
+    let beside = foreign_writer(path, &meta, text_file::folder(path))?;
+    let of_models = foreign_writer(path, &meta, &settings.model_dir)?;
+    Some(if is_library { beside } else { of_models })
+}
+
 #[cfg(test)]
 mod tests {
     use std::cell::Cell;
+    use std::os::unix::fs::chown;
+
+    use nix::unistd::geteuid;
 
     use super::*;
+    use crate::settings::Sources;
 
     #[test]
     fn what_was_compared_is_read_again_only_once_it_is_another_file() {
@@ -141,5 +163,27 @@ mod tests {
         assert_eq!(reads_of(true, true), (Ok(()), 1));
         let more = [record("lib.so"), record("gone.so")];
         assert_eq!(once(folder, &more, true, || compare(false)), Err("damaged"));
+    }
+
+    #[test]
+    fn what_the_stores_owner_may_write_is_the_services_own() {
+        if !geteuid().is_root() {
+            eprintln!("SKIP: not root");
+            return;
+        }
+        let root = tempfile::tempdir().unwrap();
+        let mut settings = Settings::load(&Sources::under(root.path())).unwrap().settings;
+        settings.model_dir = root.path().join("models");
+        let token = root.path().join("token");
+        fs::create_dir(&settings.model_dir).unwrap();
+        fs::write(&token, "open-sesame").unwrap();
+        chown(&token, Some(64_905), None).unwrap();
+        for is_library in [false, true] {
+            let (reason, fix) = foreign(&token, &settings, is_library).unwrap();
+            assert!(reason.starts_with("the user 64905 may write it"), "{reason}");
+            assert_eq!(fix.contains("/models "), !is_library, "{fix}");
+        }
+        chown(&settings.model_dir, Some(64_905), None).unwrap();
+        assert_eq!(foreign(&token, &settings, false), None);
     }
 }

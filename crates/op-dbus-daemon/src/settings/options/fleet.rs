@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use super::super::Settings;
 use super::super::kind::digits;
 use super::super::mistakes::Origin;
-use super::{Preset, option};
+use super::option;
 
 /// The provider.
 pub const REMOTE: &str = "remote";
@@ -105,6 +105,15 @@ pub fn endpoints(settings: &Settings) -> Vec<Endpoint> {
     value(settings, "endpoints").split(',').filter_map(Endpoint::parse).collect()
 }
 
+/// Why no batch can be sent, where the settings name no endpoint.
+pub fn no_endpoint(settings: &Settings) -> Option<String> {
+    endpoints(settings).is_empty().then(|| {
+        "remote has nowhere to send batches, as nothing says where servers answer; set endpoints in a table \
+         [providers.remote] of a file"
+            .to_owned()
+    })
+}
+
 /// Rows of one request.
 pub fn rows_max(settings: &Settings) -> usize {
     value(settings, "rows_max").parse().expect("it was checked, and so was what it is by itself")
@@ -113,11 +122,7 @@ pub fn rows_max(settings: &Settings) -> usize {
 /// What an option is, by the table or else by itself.
 fn value<'a>(settings: &'a Settings, key: &str) -> &'a str {
     let said = settings.providers.get(REMOTE).and_then(|own| own.checked.get(key));
-    match (said, option(REMOTE, key).map(|option| option.default)) {
-        (Some(said), _) => said,
-        (None, Some(Preset::Theirs(preset))) => preset,
-        (None, _) => "",
-    }
+    said.map_or(option(REMOTE, key).map_or("", |option| option.default), String::as_str)
 }
 
 /// Whether texts are sent, and not token ids.

@@ -9,20 +9,12 @@ mod nvidia;
 mod others;
 mod remote;
 
-use super::super::choices::{alias, name};
-use super::super::kind::{Choice, Kind, count};
-use super::{Form, Preset, ProviderOption};
+use super::super::choices::name;
+use super::super::kind::{Kind, count};
+use super::{Form, ProviderOption};
 
 /// All options, in the order in which they are shown.
 pub const OPTIONS: [&[ProviderOption]; 3] = [nvidia::OPTIONS, others::OPTIONS, remote::OPTIONS];
-
-const ARENAS: &[Choice] = &[
-    alias("kNextPowerOfTwo", &["next-power-of-two"]),
-    alias("kSameAsRequested", &["same-as-requested"]),
-];
-const BYTES: Kind = Kind::Bytes { min: 0, word: None };
-/// What a provider may take for its batches, which needs some.
-const MEMORY: Kind = Kind::Bytes { min: 1 << 20, word: None };
 
 /// A function for each of these providers: an option of it that it is told as it is.
 macro_rules! plain {
@@ -30,7 +22,7 @@ macro_rules! plain {
         const fn $provider(
             key: &'static str,
             kind: Kind,
-            default: Preset,
+            default: &'static str,
             doc: &'static str,
         ) -> ProviderOption {
             let provider = stringify!($provider);

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 
 use super::{MAIN, Tree};
 use crate::settings::kind::plain;
-use crate::settings::options::{Form, Preset, Told, all, of, told, without_effect};
+use crate::settings::options::{Form, Told, all, of, told, without_effect};
 use crate::settings::{Kind, Provider};
 
 /// What ONNX Runtime is told of a provider under a file; a folder is `<folder>`.
@@ -31,21 +31,7 @@ fn the_table_is_consistent() {
         assert!(option.doc.ends_with('.') && !option.doc.contains("  "), "{}", option.doc);
         assert!(!option.doc.contains('|') && !option.kind.accepted().contains('|'), "{key:?}");
         let accepted = |value| option.kind.parse(&Value::from(value));
-        match option.default {
-            Preset::Theirs("") | Preset::Setting(_) => {}
-            Preset::Theirs(value) | Preset::Ours(value) => {
-                assert!(accepted(value).is_ok(), "{key:?}")
-            }
-        }
-        if option.default == Preset::Setting("arena_strategy") {
-            // Whatever the general setting accepts, the option does.
-            for (general, own) in [
-                ("next-power-of-two", "kNextPowerOfTwo"),
-                ("same-as-requested", "kSameAsRequested"),
-            ] {
-                assert_eq!(accepted(general).map(|value| plain(&value)).as_deref(), Ok(own));
-            }
-        }
+        assert!(option.default.is_empty() || accepted(option.default).is_ok(), "{key:?}");
         let is_switch = matches!(option.kind, Kind::Bool);
         assert!(is_switch || option.form == Form::Plain, "{key:?}");
     }
@@ -54,18 +40,13 @@ fn the_table_is_consistent() {
 #[test]
 fn a_provider_is_told_what_is_set_in_its_own_form() {
     assert_eq!(told_of("cuda", ""), []);
-    let file = "[providers.cuda]\ngpu_mem_limit = \"4GiB\"\nuse_tf32 = false\n\
-                cudnn_conv_algo_search = \"HEURISTIC\"\noptions = { sdpa_kernel = \"2\" }\n";
-    let expected = [
-        ("gpu_mem_limit", "4294967296"),
-        ("cudnn_conv_algo_search", "HEURISTIC"),
-        ("use_tf32", "0"),
-        ("sdpa_kernel", "2"),
-    ];
+    let file = "[providers.cuda]\nuse_tf32 = false\ncudnn_conv_algo_search = \"HEURISTIC\"\n\
+                options = { sdpa_kernel = \"2\" }\n";
+    let expected =
+        [("cudnn_conv_algo_search", "HEURISTIC"), ("use_tf32", "0"), ("sdpa_kernel", "2")];
     assert_eq!(told_of("cuda", file), pairs(&expected));
-    let file = "[providers.openvino]\nenable_opencl_throttling = true\ndevice_type = \"GPU.1\"\n";
-    let expected = [("device_type", "GPU.1"), ("enable_opencl_throttling", "true")];
-    assert_eq!(told_of("openvino", file), pairs(&expected));
+    let file = "[providers.openvino]\ndevice_type = \"GPU.1\"\n";
+    assert_eq!(told_of("openvino", file), pairs(&[("device_type", "GPU.1")]));
     let file = "[providers.webgpu]\npowerPreference = \"low-power\"\n";
     assert_eq!(told_of("webgpu", file), pairs(&[("powerPreference", "low-power")]));
     // Others have none of these.
@@ -98,11 +79,18 @@ fn settings_for_all_providers_reach_those_that_have_them() {
     let file = "gpu_memory_limit = \"1GiB\"\narena_strategy = \"same-as-requested\"\n";
     let expected = [("gpu_mem_limit", "1073741824"), ("arena_extend_strategy", "kSameAsRequested")];
     assert_eq!(told_of("cuda", file), pairs(&expected));
-    let own = format!("{file}[providers.cuda]\ngpu_mem_limit = \"2GiB\"\n");
-    assert_eq!(told_of("cuda", &own)[0].1, "2147483648");
-    assert_eq!(told_of("migraphx", file)[0].0, "migraphx_mem_limit");
-    assert_eq!(told_of("webgpu", file), []);
-    let settings = Tree::new(&[(MAIN, file)]).loaded().settings;
+    // Its own words go before.
+    let own = format!("{file}[providers.cuda.options]\ngpu_mem_limit = \"2\"\n");
+    let expected = [("arena_extend_strategy", "kSameAsRequested"), ("gpu_mem_limit", "2")];
+    assert_eq!(told_of("cuda", &own), pairs(&expected));
+    let file = file.replace("same-as-requested", "next-power-of-two");
+    let expected = [
+        ("migraphx_mem_limit", "1073741824"),
+        ("migraphx_arena_extend_strategy", "kNextPowerOfTwo"),
+    ];
+    assert_eq!(told_of("migraphx", &file), pairs(&expected));
+    assert_eq!(told_of("webgpu", &file), []);
+    let settings = Tree::new(&[(MAIN, &file)]).loaded().settings;
     assert_eq!(without_effect("cuda", &settings), [""; 0]);
     assert_eq!(without_effect("tensorrt", &settings), ["gpu_memory_limit", "arena_strategy"]);
     let settings = Tree::new(&[]).loaded().settings;
@@ -113,23 +101,23 @@ fn settings_for_all_providers_reach_those_that_have_them() {
 fn every_mistake_in_a_table_is_told_with_what_is_right() {
     let tree = Tree::new(&[(
         MAIN,
-        "[providers.cuda]\ngpu_mem_limt = 1\ncudnn_conv_algo_search = \"heuristic\"\nuse_tf32 = \"no\"\n\
-         device_id = 1\noptions = { gpu_mem_limit = \"1\", user_compute_stream = \"7\" }\n\
-         [providers.tensorrt]\ntrt_builder_optimization_level = 6\ntrt_engine_cache_path = \"/x\"\n\
+        "[providers.cuda]\nuse_tf23 = 1\ncudnn_conv_algo_search = \"heuristic\"\nuse_tf32 = \"no\"\n\
+         device_id = 1\noptions = { use_tf32 = \"1\", user_compute_stream = \"7\" }\n\
+         [providers.tensorrt]\ntrt_sparsity_enable = true\ntrt_engine_cache_path = \"/x\"\n\
          trt_profile_min_shapes = \"input_ids\"\n[providers.openvino]\ndevice_type = \"gpu\"\n\
          disable_dynamic_shapes = true\n",
     )]);
     let text = tree.mistakes();
     for expected in [
-        "/etc/op-dbus/config.toml, line 2: `providers.cuda.gpu_mem_limt` is not a setting; did you mean \
-         `gpu_mem_limit`?",
+        "/etc/op-dbus/config.toml, line 2: `providers.cuda.use_tf23` is not a setting; did you mean `use_tf32`?",
         "providers.cuda.cudnn_conv_algo_search = \"heuristic\" is not accepted (did you mean `HEURISTIC`?); \
          write `EXHAUSTIVE`, `HEURISTIC`, `DEFAULT`",
         "providers.cuda.use_tf32 = \"no\" is not accepted; write `true`, `false`",
         "`providers.cuda.device_id` is not a setting, since the setting `gpu_device` names the devices",
-        "`providers.cuda.options.gpu_mem_limit` is a checked setting; write `providers.cuda.gpu_mem_limit`",
+        "`providers.cuda.options.use_tf32` is a checked setting; write `providers.cuda.use_tf32`",
         "line 6: `providers.cuda.options.user_compute_stream` is not a setting, since it is the address",
-        "providers.tensorrt.trt_builder_optimization_level = 6 is not accepted; write 0 to 5",
+        "`providers.tensorrt.trt_sparsity_enable` is not a setting; what it lacks a setting for is told to the \
+         provider in its own words by `providers.tensorrt.options`",
         "`providers.tensorrt.trt_engine_cache_path` is not a setting, since what is compiled is kept",
         "providers.tensorrt.trt_profile_min_shapes = \"input_ids\" is not accepted; write inputs with",
         "providers.openvino.device_type = \"gpu\" is not accepted; write `CPU`, `GPU`",
@@ -239,7 +227,7 @@ fn a_password_in_an_address_is_not_quoted() {
 fn what_is_set_is_shown_with_where() {
     let drop_in = "etc/op-dbus/conf.d/10.toml";
     let tree = Tree::new(&[
-        (MAIN, "[providers.cuda]\nuse_tf32 = true\ngpu_mem_limit = \"1MiB\"\n"),
+        (MAIN, "[providers.cuda]\nuse_tf32 = true\nenable_cuda_graph = 1\n"),
         (drop_in, "[providers.cuda]\nuse_tf32 = false\n"),
     ]);
     let shown = tree.loaded().show();
@@ -250,8 +238,7 @@ fn what_is_set_is_shown_with_where() {
     };
     let expected = format!("false /{drop_in}, line 2");
     assert_eq!(value("providers.cuda.use_tf32"), expected);
-    let expected = format!("1048576 /{MAIN}, line 3");
-    assert_eq!(value("providers.cuda.gpu_mem_limit"), expected);
+    assert_eq!(value("providers.cuda.enable_cuda_graph"), format!("true /{MAIN}, line 3"));
 }
 
 proptest! {

@@ -267,8 +267,8 @@ fn a_fleet_without_an_address_is_told() {
         let told = Tree::new(&[(MAIN, files)]).loaded().warnings;
         told.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
     };
-    let why = "remote, and nothing says where servers answer; set endpoints in a table \
-               [providers.remote] of a file";
+    let why = "remote, and remote has nowhere to send batches, as nothing says where servers answer; set \
+               endpoints in a table [providers.remote] of a file";
     let first = told("execution_provider = \"remote\"");
     assert!(first.ends_with(&format!("line 1: execution_provider is {why}")), "{first}");
     let behind = told("fallback = [\"remote\", \"cpu\"]");

@@ -255,7 +255,7 @@ fn what_is_said_of_models_that_are_not_installed_is_told() {
     };
     assert_eq!(
         told(&tree),
-        "/etc/op-dbus/config.toml, line 1: model is nope, and nope is not installed in \
+        "model is nope (/etc/op-dbus/config.toml, line 1), and nope is not installed in \
          /var/lib/op-dbus/models; type `op-dbus models import PATH --name nope \
          --model-dir /var/lib/op-dbus/models`\n\
          /etc/op-dbus/config.toml, line 3: [models.all-MiniLM-L6-v3] has no effect, as \
