@@ -264,6 +264,13 @@ async fn workers_go_first_when_memory_runs_out() -> Outcome {
         let worker = adjusted(worker)?;
         assert!(worker > own, "the worker has {worker}, the daemon {own}");
     }
+    // As where a container's is above 0.
+    fs::write(format!("/proc/{}/oom_score_adj", daemon.process.pid()), "900")?;
+    daemon.signal_workers(Signal::SIGKILL).await?;
+    daemon.client().embedder.embed("by a new worker").await?;
+    for worker in daemon.workers().await? {
+        assert_eq!(adjusted(worker)?, 1000);
+    }
     daemon.stop().await
 }
 

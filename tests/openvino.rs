@@ -13,6 +13,7 @@ use crate::providers::{changes_under_load, provider, refusal, replaced_there};
 tests! {
     openvino_serves_in_each_precision: [Bus, Low, OpenVino],
     openvino_computes_in_nothing_but_what_it_says: [Bus, Low, OpenVino, NoGraphics],
+    openvino_keeps_what_it_compiled: [Bus, Low, OpenVino],
     openvino_changes_with_others_under_load: [Bus, Low, OpenVino, Ggml] =>
         changes_under_load(["openvino", "ggml", "cpu"]),
     a_worker_lost_on_openvino_is_replaced_there: [Bus, Low, OpenVino] => replaced_there("openvino"),
@@ -76,5 +77,25 @@ async fn openvino_computes_in_nothing_but_what_it_says() -> Outcome {
         let why = refusal(&strict(Setup::real("low")?).setting(key, value)).await?;
         assert!(why.contains("openvino does not work here") && why.contains(part), "{why}");
     }
+    Ok(())
+}
+
+/// It gives a mode to what it writes, which a worker may not.
+async fn openvino_keeps_what_it_compiled() -> Outcome {
+    let setup = strict(Setup::real("low")?).setting("providers.openvino.cache_dir", "true");
+    let (_bus, setup, daemon) = setup.alone().await?;
+    assert_eq!(provider(&daemon).await?, ("openvino".to_owned(), String::new()));
+    daemon.client().embedder.embed("in what it has compiled").await?;
+    daemon.stop().await?;
+    let mut folders = vec![setup.path("cache")];
+    let mut compiled = 0;
+    while let Some(folder) = folders.pop() {
+        for entry in folder.read_dir()? {
+            let path = entry?.path();
+            compiled += usize::from(path.extension().is_some_and(|end| end == "blob"));
+            folders.extend(path.is_dir().then_some(path));
+        }
+    }
+    assert!(compiled > 0, "nothing was kept");
     Ok(())
 }

@@ -8,12 +8,15 @@ use std::ffi::{CStr, c_char, c_long, c_void};
 use std::fs::{self, File};
 use std::io;
 use std::net::{TcpListener, UdpSocket};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::SystemTime;
 
 use nix::errno::Errno;
 use nix::sys::signal::kill;
+use nix::sys::time::TimeVal;
 use nix::unistd::{ForkResult, Pid, fork, getpid, getppid};
 
 /// Bytes; more than the test lets a worker have, and nothing of it is used.
@@ -94,9 +97,27 @@ fn files(home: &Path) {
     tell("remove from another model's cache", fs::remove_file(&packed));
     tell("replace in another model's cache", fs::rename(&cached, &packed));
     tell("write beside the models' caches", File::create(other.with_extension("more")));
+    tell(
+        "touch what is in the cache",
+        File::open(&cached).and_then(|file| file.set_modified(SystemTime::now())),
+    );
+    tell("open a secret to all", open_to_all(&home.join("secret")));
+    tell("open the store to all", open_to_all(&home.join("models")));
+    tell("open the own cache to all", open_to_all(&cached));
+    tell("cut a secret", nix::unistd::truncate(&home.join("secret"), 1 << 10));
+    tell(
+        "touch another model's cache",
+        nix::sys::stat::utimes(&packed, &TimeVal::new(1, 0), &TimeVal::new(1, 0)),
+    );
+    call("the owner of a file", libc::SYS_fchownat, [-1, 0, 0]);
+    call("an attribute of a file", libc::SYS_setxattr, [0, 0, 0]);
     tell("link in the cache", std::os::unix::fs::symlink("/etc", cached.with_extension("link")));
     tell("open /dev/null", File::create("/dev/null"));
     tell("read the own process", fs::read("/proc/self/status"));
+}
+
+fn open_to_all(path: &Path) -> io::Result<()> {
+    fs::set_permissions(path, fs::Permissions::from_mode(0o777))
 }
 
 fn sockets(home: &Path) {
@@ -154,6 +175,12 @@ fn processes() {
         if address == libc::MAP_FAILED { Err(Errno::last()) } else { Ok(()) }
     });
     call("the limits of the daemon", libc::SYS_prlimit64, [daemon, unlimited, 0]);
+    call(
+        "a signal to the daemon by a file",
+        libc::SYS_fcntl,
+        [0, libc::F_SETOWN.into(), i32::MIN.into()],
+    );
+    call("a signal to the daemon by a socket", libc::SYS_ioctl, [0, 0x8901, 0]);
     call("a handle of the daemon", libc::SYS_pidfd_open, [daemon, 0, 0]);
     call("the memory of the daemon", libc::SYS_process_vm_readv, [daemon, 0, 0]);
     call("to trace the daemon", libc::SYS_ptrace, [-1, daemon, 0]);

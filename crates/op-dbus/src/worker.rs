@@ -6,6 +6,7 @@
 mod sandbox;
 
 use std::ffi::{CStr, OsString};
+use std::fs;
 use std::io;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
@@ -26,8 +27,9 @@ use rustix::process::{getpriority_process, setpriority_process};
 
 use crate::inherited;
 
-/// Counts as half of the machine's memory when the kernel looks for whom to end.
-const OOM_SCORE_ADJ: &str = "500";
+/// What is added to the daemon's `oom_score_adj`, or to 0 where that is below: counts as half of the machine's memory
+/// when the kernel looks for whom to end.
+const OOM_SCORE_MORE: i32 = 500;
 
 /// Computes for the daemon that started it (internal)
 #[derive(clap::Args)]
@@ -94,8 +96,8 @@ pub struct Args {
     #[arg(long)]
     batch_rows_max: usize,
     /// Whether ONNX Runtime keeps buffers for the shapes of batches
-    #[arg(long, default_value = "auto")]
-    io_binding: IoBinding,
+    #[arg(long, default_value = "auto", value_parser = ["auto", "on", "off"])]
+    io_binding: String,
     /// Bytes of its own that this process may ask for
     #[arg(long)]
     memory_max: Option<u64>,
@@ -108,13 +110,6 @@ pub struct Args {
     /// What is added to this process's nice value
     #[arg(long, default_value_t = 0)]
     nice: u8,
-}
-
-#[derive(Clone, Copy, clap::ValueEnum)]
-enum IoBinding {
-    Auto,
-    On,
-    Off,
 }
 
 /// What `top` and `ps` call a worker.
@@ -145,7 +140,7 @@ pub fn run(args: Args) -> ExitCode {
     }
     // Of the daemon and its workers the kernel is to end a worker when memory runs out: that costs one
     // batch, which is computed again, where the daemon would take every call with it.
-    if let Err(error) = std::fs::write("/proc/self/oom_score_adj", OOM_SCORE_ADJ) {
+    if let Err(error) = go_first() {
         tracing::warn!(%error, "the kernel may end the daemon before this worker");
     }
     if let Err(error) = give_way(args.nice) {
@@ -196,6 +191,18 @@ fn read(command: &Command) -> Result<Args, BackendError> {
     }
     let line = Line::try_parse_from(command.get_args());
     line.map(|line| line.args).map_err(|error| BackendError::Failed(error.to_string()))
+}
+
+/// Has the kernel end this process before the one that started it. What is there may be above 0: in a container, or by
+/// `OOMScoreAdjust=`.
+fn go_first() -> io::Result<()> {
+    let own = "/proc/self/oom_score_adj";
+    let there: i32 = fs::read_to_string(own)?.trim().parse().map_err(io::Error::other)?;
+    fs::write(own, goes_first(there).to_string())
+}
+
+fn goes_first(there: i32) -> i32 {
+    (there.max(0) + OOM_SCORE_MORE).min(1000)
 }
 
 /// Has this thread, and the threads it will start, give way to whoever has little to do: on CPUs that all
@@ -276,10 +283,10 @@ fn spec(args: &Args, cpu_engine: backend::CpuEngine) -> Spec {
         },
         batch_tokens_max: args.batch_tokens_max,
         batch_rows_max: args.batch_rows_max,
-        io_binding: match args.io_binding {
-            IoBinding::Auto => None,
-            IoBinding::On => Some(true),
-            IoBinding::Off => Some(false),
+        io_binding: match args.io_binding.as_str() {
+            "on" => Some(true),
+            "off" => Some(false),
+            _ => None,
         },
     }
 }
@@ -310,6 +317,11 @@ fn explained(error: BackendError, memory_max: Option<u64>) -> BackendError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_worker_goes_before_its_daemon_and_before_what_is_not_protected() {
+        assert_eq!([-900, 0, 300, 900].map(goes_first), [500, 500, 800, 1000]);
+    }
 
     #[test]
     fn what_was_refused_memory_names_the_setting() {

@@ -1,8 +1,8 @@
 //! System calls that a worker has no use for, refused by seccomp: whatever makes a socket, a process,
-//! or a way into another process, into its terminal or into the kernel.
+//! or a way into another process, into its terminal or into the kernel, or opens a file to others.
 //!
 //! The unit's filter lists what the service may call; this takes from that, and what is not here stays
-//! as it is. A refused call fails with EPERM, and a library that tries it in vain does without.
+//! as it is. A refused call fails with EPERM; where a library does not do without, it is answered otherwise, or in [`Needs`].
 
 use std::collections::BTreeMap;
 
@@ -87,9 +87,53 @@ const BY_NUMBER: &[c_long] = &[
     libc::SYS_mq_unlink,
 ];
 
-/// Requests of `ioctl` that type: `TIOCSTI` and `TIOCLINUX`. Standard error may be the terminal of the shell that a daemon
-/// was started from, which would read what is typed there as a command.
-const TYPING: [u64; 2] = [0x5412, 0x541c];
+/// Who may do what with a file: answered as if it were done, and nothing is. Landlock does not heed it, wherever the file
+/// lies, and the service's user has all of the service's. What a worker makes is of that user alone as it is; OpenVINO
+/// sets the mode of what it has compiled, and gives up where that is refused.
+const MODES: &[c_long] = &[
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_chmod,
+    libc::SYS_fchmod,
+    libc::SYS_fchmodat,
+    libc::SYS_fchmodat2,
+];
+
+/// Whose a file is, its times and attributes, and, by its path, its length: Landlock heeds none of these either (the
+/// last from Linux 6.2 on). A descriptor that only reads is enough for some of them.
+const OF_FILES: &[c_long] = &[
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_chown,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_lchown,
+    libc::SYS_fchown,
+    libc::SYS_fchownat,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_utime,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_utimes,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_futimesat,
+    libc::SYS_setxattr,
+    libc::SYS_lsetxattr,
+    libc::SYS_fsetxattr,
+    libc::SYS_removexattr,
+    libc::SYS_lremovexattr,
+    libc::SYS_fremovexattr,
+    // `setxattrat`, `removexattrat` and `file_setattr`, whose numbers all architectures share.
+    463,
+    466,
+    469,
+    libc::SYS_truncate,
+];
+
+/// Requests of `ioctl` that type, `TIOCSTI` and `TIOCLINUX`: standard error may be the terminal of the shell that a daemon
+/// was started from, which would read what is typed there as a command. `FIOSETOWN` and `SIOCSPGRP`, as [`OWNING`]. And
+/// `FS_IOC_SETFLAGS`, `FS_IOC_FSSETXATTR` and `FS_IOC_ENABLE_VERITY`, as [`OF_FILES`].
+const REQUESTS: [u64; 7] = [0x5412, 0x541c, 0x8901, 0x8902, 0x4008_6602, 0x401c_5820, 0x4080_6685];
+
+/// Commands of `fcntl` that name whom a file sends a signal to when there is something to read, and which one: to the
+/// daemon, say, which Landlock prevents from Linux 6.12 on. `F_SETOWN`, `F_SETSIG`, `F_SETOWN_EX`.
+const OWNING: [u64; 3] = [8, 10, 15];
 
 /// What the machine looks like: mounts, namespaces, its clock and names, its kernel.
 const MACHINE: &[c_long] = &[
@@ -185,17 +229,22 @@ pub fn refuse(needs: Needs) -> Result<(), Error> {
     let unknown = BTreeMap::from([(libc::SYS_clone3, Vec::new())]);
     let refused = filter(rules(needs)?, libc::EPERM)?;
     if !needs.programs {
+        // A compiler gives what it makes its modes, and others' files, too, if it likes.
+        apply_filter(&filter(always(MODES), 0)?)?;
         apply_filter(&filter(unknown, libc::ENOSYS)?)?;
     }
     apply_filter(&refused)
+}
+
+/// No rule for a call is: always.
+fn always(calls: &[c_long]) -> Rules {
+    calls.iter().map(|&call| (call, Vec::new())).collect()
 }
 
 type Rules = BTreeMap<c_long, Vec<SeccompRule>>;
 
 fn rules(needs: Needs) -> Result<Rules, BackendError> {
     let Needs { programs, placing, network } = needs;
-    // No rule for a call is: always.
-    let always = |calls: &[c_long]| calls.iter().map(|&call| (call, Vec::new())).collect::<Rules>();
     let mut rules = Rules::new();
     for calls in [SOCKETS, PROCESSES, BY_NUMBER, MACHINE, KERNEL, SCHEDULING] {
         rules.extend(always(calls));
@@ -234,8 +283,10 @@ fn rules(needs: Needs) -> Result<Rules, BackendError> {
     }
     // Limits are asked for and set by this call; 0 is ourselves.
     rules.insert(libc::SYS_prlimit64, vec![SeccompRule::new(vec![not(own)?, not(0)?])?]);
-    let types = |request| SeccompRule::new(vec![condition(1, SeccompCmpOp::Eq, request)?]);
-    rules.insert(libc::SYS_ioctl, TYPING.into_iter().map(types).collect::<Result<_, _>>()?);
+    for (call, what) in [(libc::SYS_ioctl, &REQUESTS[..]), (libc::SYS_fcntl, &OWNING)] {
+        let is = |&what| SeccompRule::new(vec![condition(1, SeccompCmpOp::Eq, what)?]);
+        rules.insert(call, what.iter().map(is).collect::<Result<_, _>>()?);
+    }
     if !placing {
         // 0 is the thread that calls.
         rules.insert(libc::SYS_sched_setaffinity, vec![SeccompRule::new(vec![not(0)?])?]);
@@ -245,6 +296,10 @@ fn rules(needs: Needs) -> Result<Rules, BackendError> {
         let thread = libc::CLONE_THREAD.unsigned_abs().into();
         let process = condition(0, SeccompCmpOp::MaskedEq(thread), 0)?;
         rules.insert(libc::SYS_clone, vec![SeccompRule::new(vec![process])?]);
+        rules.extend(always(OF_FILES));
+        // Without a path it is a file that is open: how the cache knows what is in use.
+        let path = SeccompCondition::new(1, SeccompCmpArgLen::Qword, SeccompCmpOp::Ne, 0)?;
+        rules.insert(libc::SYS_utimensat, vec![SeccompRule::new(vec![path])?]);
     }
     Ok(rules)
 }

@@ -3,6 +3,7 @@
 use std::io::{IoSlice, Write};
 use std::net::TcpListener;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixDatagram, UnixStream};
 
 use nix::errno::Errno;
@@ -32,12 +33,13 @@ fn no_call_is_listed_twice_and_programs_are_refused_unless_needed() {
         KERNEL,
         SCHEDULING,
         OF_A_PROCESS,
+        OF_FILES,
     ];
     let listed: usize = lists.iter().map(|calls| calls.len()).sum();
-    // And `prlimit64`, `ioctl`, `clone` and `sched_setaffinity`.
-    assert_eq!(rules(Needs::default()).unwrap().len(), listed + 4);
+    // And `prlimit64`, `ioctl`, `fcntl`, `clone`, `utimensat` and `sched_setaffinity`.
+    assert_eq!(rules(Needs::default()).unwrap().len(), listed + 6);
     let with_programs = rules(Needs { programs: true, ..Needs::default() }).unwrap();
-    for call in [libc::SYS_execve, libc::SYS_clone] {
+    for call in [libc::SYS_execve, libc::SYS_clone, libc::SYS_fchown, libc::SYS_utimensat] {
         assert!(!with_programs.contains_key(&call), "{call}");
     }
     assert!(with_programs.contains_key(&libc::SYS_socket));
@@ -205,13 +207,15 @@ fn no_other_process_is_scheduled() {
     assert!(!rules.contains_key(&libc::SYS_sched_setaffinity));
 }
 
-/// Calls that type for whoever has the terminal `of`, or find what has a number. Each has one that the kernel refuses
-/// for another reason, if it looks at it.
+/// Calls that type for whoever has the terminal `of`, have it signal to others, or find what has a number. Each has one
+/// that the kernel refuses for another reason, if it looks at it.
 fn typed_and_found(of: i32) -> Vec<(c_long, [c_long; 3])> {
     let of = c_long::from(of);
-    let typed = TYPING.map(|request| (libc::SYS_ioctl, [of, request.cast_signed(), 0]));
+    let typed = REQUESTS.map(|request| (libc::SYS_ioctl, [of, request.cast_signed(), 0]));
     // The kernel reads the lower half alone.
     let longer = typed.map(|(call, [of, request, _])| (call, [of, request | (1 << 32), 0]));
+    let signalled = [(8, i32::MIN), (10, 1000), (15, 0)]
+        .map(|(command, whom)| (libc::SYS_fcntl, [of, command, c_long::from(whom)]));
     let found = [
         (libc::SYS_shmget, [0, -1, 0]),
         (libc::SYS_shmat, [-1, 0, 0]),
@@ -219,12 +223,12 @@ fn typed_and_found(of: i32) -> Vec<(c_long, [c_long; 3])> {
         (libc::SYS_msgrcv, [-1, 0, 0]),
         (libc::SYS_mq_open, [0, 0, 0]),
     ];
-    [&typed[..], &longer, &found].concat()
+    [&typed[..], &longer, &signalled, &found].concat()
 }
 
 /// Whatever else a worker needs.
 #[test]
-fn nothing_is_found_by_a_number_and_nobody_typed_for() {
+fn nothing_is_found_by_a_number_and_nobody_typed_for_or_signalled() {
     let outcomes = |needs: Option<Needs>| {
         let attempts = move || {
             let no_terminal = std::fs::File::open("/dev/null").unwrap();
@@ -241,7 +245,26 @@ fn nothing_is_found_by_a_number_and_nobody_typed_for() {
     };
     let all = Needs { programs: true, placing: true, network: Network::TcpByName };
     for needs in [Needs::default(), all] {
-        assert_eq!(outcomes(Some(needs)), [Errno::EPERM; 9], "{needs:?}");
+        assert_eq!(outcomes(Some(needs)), [Errno::EPERM; 22], "{needs:?}");
     }
     assert!(!outcomes(None).contains(&Errno::EPERM));
+}
+
+/// What it says is not so: the mode is as it was.
+#[test]
+fn a_mode_is_not_set_and_nobody_is_told() {
+    let attempt = |needs: Option<Needs>| {
+        let attempt = move || {
+            let file = tempfile::NamedTempFile::new().unwrap();
+            let mode = |wanted| std::fs::Permissions::from_mode(wanted);
+            needs.into_iter().for_each(|needs| refuse(needs).unwrap());
+            let by_path = std::fs::set_permissions(file.path(), mode(0o644));
+            by_path.and_then(|()| file.as_file().set_permissions(mode(0o644))).unwrap();
+            file.as_file().metadata().unwrap().permissions().mode() & 0o777
+        };
+        std::thread::spawn(attempt).join().unwrap()
+    };
+    assert_eq!(attempt(Some(Needs::default())), 0o600);
+    assert_eq!(attempt(Some(Needs { programs: true, ..Needs::default() })), 0o644);
+    assert_eq!(attempt(None), 0o644);
 }
