@@ -147,6 +147,13 @@ async fn checking_a_configuration() -> Outcome {
     // What may be fetched later is told; a fleet without an address, and nothing behind it, is refused.
     for (variables, code, said) in [
         (&[("OP_DBUS_MODEL", "nope")][..], 0, "nope is not installed"),
+        (
+            &[("OP_DBUS_MODEL_DIR", "/nowhere/models")],
+            0,
+            "vector_level is low (environment variable OP_DBUS_VECTOR_LEVEL), and \
+             paraphrase-MiniLM-L3-v2 is not installed in /nowhere/models; \
+             type `op-dbus models pull ",
+        ),
         (&[("OP_DBUS_EXECUTION_PROVIDER", "remote")], 0, "nothing says where servers answer"),
         (
             &[("OP_DBUS_EXECUTION_PROVIDER", "remote"), ("OP_DBUS_FALLBACK", "none")],
@@ -169,6 +176,13 @@ async fn checking_a_configuration() -> Outcome {
         let told = finish(command, "").await?;
         assert!(told.code == Some(code) && told.stderr.contains(said), "{code}: {}", told.stderr);
         assert!(!told.stdout.contains("in order"), "{said}: {}", told.stdout);
+    }
+    // Nobody needs the level's model there.
+    for (name, value) in [("OP_DBUS_CPU_ENGINE", "sim"), ("OP_DBUS_VECTOR_LEVEL", "none")] {
+        let mut command = check("low");
+        command.env("OP_DBUS_MODEL_DIR", "/nowhere/models").env(name, value);
+        let told = finish(command, "").await?;
+        assert!(told.stdout.contains("in order"), "{name}: {}{}", told.stdout, told.stderr);
     }
     Ok(())
 }
@@ -216,7 +230,7 @@ async fn a_model_of_other_dimensions_is_told() -> Outcome {
         command.env("OP_DBUS_VECTOR_LEVEL", "medium");
         command.env("OP_DBUS_EXPECT_DIMENSIONS", expected);
         let told = finish(command, "").await?;
-        let said = "expect_dimensions is 768, and all-MiniLM-L6-v2 has 384";
+        let said = "all-MiniLM-L6-v2 has 384 dimensions, and expect_dimensions is 768";
         assert_eq!(told.code, Some(code), "{expected}: {}", told.stderr);
         assert_eq!(told.stderr.contains(said), code == 6, "{expected}: {}", told.stderr);
     }

@@ -77,10 +77,6 @@ async fn top_shows_a_busy_service_and_gives_the_terminal_back() -> Outcome {
         );
     }
 
-    terminal.press("p").await?;
-    terminal.shows("that it is paused", |screen| screen.contains("PAUSED")).await?;
-    terminal.press("p").await?;
-    terminal.shows("that it goes on", |screen| !screen.contains("PAUSED")).await?;
     terminal.press("q").await?;
     let screen = terminal.shows("the end", |screen| screen.contains("as it was")).await?;
     assert!(screen.contains("printed before\nended with 0\n"), "{screen}");

@@ -133,69 +133,15 @@ async fn a_service_that_is_gone_when_it_is_called_again_is_waited_for() -> Outco
     Ok(())
 }
 
-/// Leaves the bus in the midst of each call.
-struct Crashing;
-
-#[zbus::interface(name = "org.opdbus.Embedding1.Embedder")]
-impl Crashing {
-    async fn embed_from_fd(
-        &self,
-        _source: OwnedFd,
-        _options: HashMap<String, OwnedVariant>,
-        #[zbus(connection)] connection: &Connection,
-    ) -> Result<(OwnedFd, u32, u32, Info), Error> {
-        Err(crash(connection).await)
-    }
-
-    async fn embed_packed(
-        &self,
-        _texts: Vec<String>,
-        _options: HashMap<String, OwnedVariant>,
-        #[zbus(connection)] connection: &Connection,
-    ) -> Result<(Vec<u8>, u32, u32, Info), Error> {
-        Err(crash(connection).await)
-    }
-}
-
-/// What is never sent any more.
-async fn crash(connection: &Connection) -> Error {
-    connection.clone().close().await.ok();
-    Error::new(ErrorName::Cancelled, "this service has crashed")
-}
-
-async fn what_a_service_crashed_at_is_asked_again() -> Outcome {
-    let bus = PrivateBus::start().await?;
-    let _crashing = serve(&bus, Crashing).await?;
-    let next = nameless(&bus, Ending::default()).await?;
-    come_back(&bus, vec![next.clone()]).await?;
-    // By descriptor as well: one that tells no limits gets no more than one text in a message.
-    let lines = "x\n".repeat(200);
-    let out = cli_with_input(&bus, &["embed", "--csv"], &lines).await?.success()?;
-    assert_eq!(out, "1\n".repeat(200));
-    Ok(())
-}
-
-async fn a_text_that_a_service_crashes_at_each_time_is_given_up() -> Outcome {
-    let bus = PrivateBus::start().await?;
-    let _first = serve(&bus, Crashing).await?;
-    let second = nameless(&bus, Crashing).await?;
-    let third = nameless(&bus, Ending::default()).await?;
-    come_back(&bus, vec![second.clone(), third.clone()]).await?;
-    let refused = cli(&bus, &["embed", "--csv", "x"]).await?;
-    assert_eq!(refused.code, Some(3), "{}", refused.stdout);
-    assert!(refused.stderr.contains("went away during the call"), "{}", refused.stderr);
-    Ok(())
-}
-
 /// Leaves the bus in the midst of each call by descriptor, and of each other one that has this text.
 #[derive(Default)]
-struct CrashingAt {
+struct Crashing {
     text: &'static str,
     by_descriptor: Arc<AtomicUsize>,
 }
 
 #[zbus::interface(name = "org.opdbus.Embedding1.Embedder")]
-impl CrashingAt {
+impl Crashing {
     async fn embed_from_fd(
         &self,
         _source: OwnedFd,
@@ -219,16 +165,51 @@ impl CrashingAt {
     }
 }
 
+/// One that does so at `x`.
+fn crashing() -> Crashing {
+    Crashing { text: "x", ..Crashing::default() }
+}
+
+/// What is never sent any more.
+async fn crash(connection: &Connection) -> Error {
+    connection.clone().close().await.ok();
+    Error::new(ErrorName::Cancelled, "this service has crashed")
+}
+
+async fn what_a_service_crashed_at_is_asked_again() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let _crashing = serve(&bus, crashing()).await?;
+    let next = nameless(&bus, Ending::default()).await?;
+    come_back(&bus, vec![next.clone()]).await?;
+    // By descriptor as well: one that tells no limits gets no more than one text in a message.
+    let lines = "x\n".repeat(200);
+    let out = cli_with_input(&bus, &["embed", "--csv"], &lines).await?.success()?;
+    assert_eq!(out, "1\n".repeat(200));
+    Ok(())
+}
+
+async fn a_text_that_a_service_crashes_at_each_time_is_given_up() -> Outcome {
+    let bus = PrivateBus::start().await?;
+    let _first = serve(&bus, crashing()).await?;
+    let second = nameless(&bus, crashing()).await?;
+    let third = nameless(&bus, Ending::default()).await?;
+    come_back(&bus, vec![second.clone(), third.clone()]).await?;
+    let refused = cli(&bus, &["embed", "--csv", "x"]).await?;
+    assert_eq!(refused.code, Some(3), "{}", refused.stdout);
+    assert!(refused.stderr.contains("went away during the call"), "{}", refused.stderr);
+    Ok(())
+}
+
 /// Also where it went by descriptor first.
 async fn a_list_that_a_service_crashes_at_each_time_is_given_up() -> Outcome {
     let bus = PrivateBus::start().await?;
-    let service = CrashingAt::default();
+    let service = Crashing::default();
     let by_descriptor = Arc::clone(&service.by_descriptor);
     let _first = serve(&bus, service).await?;
     // Several calls are under way, each of which may be the first at one of them.
     let mut next = Vec::new();
     for _ in 0..20 {
-        next.push(nameless(&bus, CrashingAt { text: "x", ..CrashingAt::default() }).await?);
+        next.push(nameless(&bus, crashing()).await?);
     }
     come_back(&bus, next.clone()).await?;
     // The first line may be a call of its own; what comes while that is under way is one by descriptor.

@@ -7,11 +7,12 @@
 
 use std::collections::HashMap;
 use std::future::Future;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use op_dbus_api::{BUS_NAME, EmbedderProxy, ManagerProxy, json_object};
+use parking_lot::Mutex;
 use serde_json::Value;
 use tokio::time::timeout;
 use tracing::{info, warn};
@@ -60,7 +61,7 @@ impl Bus {
     /// When there is no bus, or it lets nobody in.
     pub async fn lease(&self) -> Result<Lease, Refusal> {
         loop {
-            let idle = self.0.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
+            let idle = self.0.idle.lock().pop();
             let connection = match idle {
                 // The bus may have gone away, and come back, since.
                 Some(connection) if connection.is_closed() => continue,
@@ -176,7 +177,7 @@ impl Drop for Lease {
     fn drop(&mut self) {
         let connection = self.connection.clone();
         if self.at_rest && !connection.is_closed() {
-            let mut idle = self.bus.0.idle.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut idle = self.bus.0.idle.lock();
             if idle.len() < limits::REQUESTS {
                 idle.push(connection);
             }

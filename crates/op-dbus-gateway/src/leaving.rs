@@ -2,9 +2,9 @@
 //! requests elsewhere, and none to a socket that is about to be closed. Whose request takes longer than there
 //! is time for is told as well.
 
-use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
+use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
 use crate::limits;
@@ -25,12 +25,11 @@ pub struct Leaving {
 impl Leaving {
     /// `/ready` is asked.
     pub fn ask(&self) {
-        *self.asked.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+        *self.asked.lock() = Some(Instant::now());
     }
 
     /// Whether `/ready` was asked lately, so that it will be asked again.
     pub fn is_watched(&self) -> bool {
-        let asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
-        asked.is_some_and(|asked| asked.elapsed() < limits::WATCH_TIME)
+        self.asked.lock().is_some_and(|asked| asked.elapsed() < limits::WATCH_TIME)
     }
 }

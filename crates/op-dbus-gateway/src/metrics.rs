@@ -1,8 +1,9 @@
 //! Counts of the gateway's own: how many requests were answered, how, and how long they took.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
+
+use parking_lot::Mutex;
 
 /// Times up to 2^10 µs have the first bucket, each further one reaches twice as far.
 const FIRST: u32 = 10;
@@ -53,12 +54,11 @@ pub struct Metrics(Mutex<BTreeMap<(String, u16), Times>>);
 impl Metrics {
     /// Counts a request. Routes are those of the router, so there are few.
     pub fn answered(&self, route: String, status: u16, time: Duration) {
-        let mut times = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        times.entry((route, status)).or_default().add(time);
+        self.0.lock().entry((route, status)).or_default().add(time);
     }
 
     /// The counts now.
     pub fn read(&self) -> BTreeMap<(String, u16), Times> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.0.lock().clone()
     }
 }

@@ -1,8 +1,7 @@
 //! Names of models: which of them a request may ask for, and what each stands for.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
 use op_dbus_api::State;
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use crate::bus::{Bus, Lease};
@@ -46,12 +45,12 @@ impl Models {
         let embedder = lease.embedder().await?;
         // What is none of the levels that were told may be one of a service that came since.
         for is_told_anew in [false, true] {
-            if is_told_anew || self.levels().is_empty() {
+            if is_told_anew || self.0.lock().is_empty() {
                 // Each request asks itself: behind others it would wait for a service that hangs once for each.
                 let levels = levels(&mut lease).await?;
-                *self.levels() = levels;
+                *self.0.lock() = levels;
             }
-            if let Some(wanted) = self.levels().iter().find_map(|level| level.wanted(name)) {
+            if let Some(wanted) = self.0.lock().iter().find_map(|level| level.wanted(name)) {
                 return Ok(wanted);
             }
             if lease.answer(embedder.model()).await? == name {
@@ -67,11 +66,7 @@ impl Models {
 
     /// Has the levels told anew for the next request: another model than a level's has answered for it.
     pub fn forget(&self) {
-        self.levels().clear();
-    }
-
-    fn levels(&self) -> MutexGuard<'_, Vec<Level>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().clear();
     }
 }
 

@@ -66,8 +66,15 @@ impl Place {
     /// Places for so many texts as well: none for the first [`limits::SMALL_TEXTS`], and `least` in any case.
     ///
     /// # Errors
-    /// 429 while others have theirs.
+    /// 413 for more than a request may have, 429 while others have theirs.
     pub fn add_texts(&mut self, texts: usize, least: usize) -> Result<(), Refusal> {
+        let limit = limits::TEXTS;
+        if texts > limit {
+            return Err(Refusal::too_large(format!(
+                "the request has {texts} texts, the limit is {limit}; send several requests"
+            ))
+            .about("input"));
+        }
         let counted = texts.saturating_sub(limits::SMALL_TEXTS).max(least);
         let wanted = u32::try_from(counted).unwrap_or(u32::MAX);
         let permit = Arc::clone(&self.places.texts).try_acquire_many_owned(wanted);

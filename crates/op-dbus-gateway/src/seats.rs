@@ -5,9 +5,11 @@
 
 use std::collections::BTreeMap;
 use std::pin::pin;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 
+use parking_lot::Mutex;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
 /// The places.
@@ -34,8 +36,9 @@ type Resting = BTreeMap<u64, Arc<Notify>>;
 /// The place of one connection; given back when dropped.
 pub struct Seat {
     seats: Arc<Seats>,
-    /// When it became idle, a request began, or a reply was made; none while one is worked on.
-    since: Mutex<Option<u64>>,
+    /// When it became idle, a request began, or a reply was made; 0 while one is worked on. It changes while the state
+    /// is locked.
+    since: AtomicU64,
     has_request: AtomicBool,
     /// Whether the rest of a request is still taken.
     is_hearing: AtomicBool,
@@ -55,6 +58,15 @@ pub struct Hearing {
     seat: Arc<Seat>,
     /// The place in the order of the idle that it has meanwhile.
     since: u64,
+}
+
+impl State {
+    /// What is in this seat rests no more.
+    fn stir(&mut self, seat: &Seat) {
+        let since = seat.since.swap(0, Relaxed);
+        self.idle.remove(&since);
+        self.unread.remove(&since);
+    }
 }
 
 impl Seats {
@@ -92,7 +104,7 @@ impl Seats {
     /// Has the connection leave that has been idle for longest, or whose reply has been unread for longest
     /// where there are more of those. False where all are worked for.
     pub fn make_room(&self) -> bool {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let more = match state.unread.len() > state.idle.len() {
             true => &mut state.unread,
             false => &mut state.idle,
@@ -103,16 +115,11 @@ impl Seats {
     }
 
     fn seat(self: &Arc<Self>, place: OwnedSemaphorePermit) -> Arc<Seat> {
-        let (since, leave) = (Mutex::default(), Arc::new(Notify::new()));
-        let (has_request, is_hearing) = Default::default();
+        let (since, has_request, is_hearing, leave) = Default::default();
         let seats = Arc::clone(self);
         let seat = Seat { seats, since, has_request, is_hearing, leave, _place: place };
         seat.rest(|state| &mut state.idle);
         Arc::new(seat)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -133,15 +140,15 @@ impl Seat {
 
     /// Whether anything has happened since the connection was asked to leave, by which it ceased to rest.
     fn has_got_on(&self) -> bool {
-        let Some(since) = *self.since() else { return true };
-        let state = self.seats.lock();
-        state.idle.contains_key(&since) || state.unread.contains_key(&since)
+        let state = self.seats.state.lock();
+        let since = self.since.load(Relaxed);
+        since == 0 || state.idle.contains_key(&since) || state.unread.contains_key(&since)
     }
 
     /// The connection has the head of a request.
     pub fn hear(self: &Arc<Self>) -> Hearing {
-        self.has_request.store(true, Ordering::Relaxed);
-        self.is_hearing.store(true, Ordering::Relaxed);
+        self.has_request.store(true, Relaxed);
+        self.is_hearing.store(true, Relaxed);
         let since = self.rest(|state| &mut state.idle);
         Hearing { seat: Arc::clone(self), since }
     }
@@ -155,65 +162,51 @@ impl Seat {
     /// Whether the head of a request is there whose reply is not written yet, or of which not all is taken: who is
     /// still sending would lose the reply, too.
     pub fn has_request(&self) -> bool {
-        self.has_request.load(Ordering::Relaxed) || self.is_hearing.load(Ordering::Relaxed)
+        self.has_request.load(Relaxed) || self.is_hearing.load(Relaxed)
     }
 
     /// Rests among these as from now.
     fn rest(&self, among: impl FnOnce(&mut State) -> &mut Resting) -> u64 {
-        self.stir();
-        let mut state = self.seats.lock();
+        let mut state = self.seats.state.lock();
+        state.stir(self);
         state.now += 1;
         let now = state.now;
         among(&mut state).insert(now, Arc::clone(&self.leave));
+        self.since.store(now, Relaxed);
         drop(state);
-        *self.since() = Some(now);
         self.seats.idles.notify_waiters();
         now
-    }
-
-    fn stir(&self) {
-        if let Some(since) = self.since().take() {
-            let mut state = self.seats.lock();
-            state.idle.remove(&since);
-            state.unread.remove(&since);
-        }
-    }
-
-    fn since(&self) -> MutexGuard<'_, Option<u64>> {
-        self.since.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Hearing {
     /// The rest of the request is there as well.
     pub fn end(self) {
+        let mut state = self.seat.seats.state.lock();
         // It may have been answered meanwhile, for its head alone.
-        let mut since = self.seat.since();
-        if *since == Some(self.since) {
-            *since = None;
-            drop(since);
-            self.seat.seats.lock().idle.remove(&self.since);
+        if self.seat.since.load(Relaxed) == self.since {
+            state.stir(&self.seat);
         }
     }
 }
 
 impl Drop for Hearing {
     fn drop(&mut self) {
-        self.seat.is_hearing.store(false, Ordering::Relaxed);
+        self.seat.is_hearing.store(false, Relaxed);
     }
 }
 
 impl Drop for Seat {
     fn drop(&mut self) {
-        self.stir();
+        self.seats.state.lock().stir(self);
     }
 }
 
 impl Drop for Unread {
     fn drop(&mut self) {
         // The next request may be there already.
-        if *self.seat.since() == Some(self.since) {
-            self.seat.has_request.store(false, Ordering::Relaxed);
+        if self.seat.since.load(Relaxed) == self.since {
+            self.seat.has_request.store(false, Relaxed);
             self.seat.rest(|state| &mut state.idle);
         }
     }
@@ -235,7 +228,11 @@ mod tests {
 
     fn work(seat: &Arc<Seat>) {
         seat.hear().end();
-        assert!(seat.since().is_none());
+        assert!(!rests(seat));
+    }
+
+    fn rests(seat: &Seat) -> bool {
+        seat.since.load(Relaxed) > 0
     }
 
     #[tokio::test]
@@ -350,7 +347,7 @@ mod tests {
         // What comes after the reply does not make a connection busy that has nothing to do.
         drop(first.answer());
         hearing.end();
-        assert!(first.since().is_some());
+        assert!(rests(&first));
     }
 
     #[tokio::test]
@@ -367,8 +364,8 @@ mod tests {
         // What becomes of a reply says nothing of a request behind it.
         work(&first);
         drop(unread);
-        assert!(first.since().is_none() && first.has_request());
+        assert!(!rests(&first) && first.has_request());
         drop(first.answer());
-        assert!(first.since().is_some() && !first.has_request());
+        assert!(rests(&first) && !first.has_request());
     }
 }

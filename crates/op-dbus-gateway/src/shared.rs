@@ -3,9 +3,10 @@
 //! Each would take a connection to the bus, of which that gives a user 256 and requests for work need theirs;
 //! and whether the service is ready may be asked by anybody.
 
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::sync::OnceCell;
 use tokio::time::timeout;
 
@@ -50,7 +51,7 @@ impl<T: Clone> Shared<T> {
     }
 
     fn asked(&self) -> Arc<OnceCell<T>> {
-        let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last = self.0.lock();
         // What has its answer is over: who comes now is told of now.
         last.upgrade().filter(|asked| !asked.initialized()).unwrap_or_else(|| {
             let asked = Arc::new(OnceCell::new());

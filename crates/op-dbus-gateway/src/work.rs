@@ -56,7 +56,7 @@ impl Permit {
     /// # Errors
     /// 413 for more than a request may have, 429 while others have theirs in flight.
     pub fn for_texts(&mut self, texts: usize) -> Result<(), Refusal> {
-        self.for_room(texts, 0)
+        self.place.add_texts(texts, 0)
     }
 
     /// The right to the tokens of `texts` texts as well, which have so many bytes.
@@ -65,18 +65,7 @@ impl Permit {
     /// As [`Permit::for_texts`].
     pub fn for_tokens(&mut self, texts: usize, bytes: usize) -> Result<(), Refusal> {
         let least = bytes / limits::TOKENIZED_BYTES_PER_TEXT;
-        self.for_room(texts.max(least), least)
-    }
-
-    fn for_room(&mut self, texts: usize, least: usize) -> Result<(), Refusal> {
-        if texts > limits::TEXTS {
-            let limit = limits::TEXTS;
-            let message = format!(
-                "the request has {texts} texts, the limit is {limit}; send several requests"
-            );
-            return Err(Refusal::too_large(message).about("input"));
-        }
-        self.place.add_texts(texts, least)
+        self.place.add_texts(texts.max(least), least)
     }
 
     /// A reply in JSON. The permit is held until it is sent.

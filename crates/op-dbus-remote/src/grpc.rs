@@ -130,7 +130,7 @@ impl Client {
             Ok(Err(failure)) if began.elapsed() < time => Err(failure),
             _ => {
                 let seconds = time.as_secs_f32();
-                Err(Failure::Absent(format!("timeout: it said nothing for {seconds:.1} s")))
+                Err(Failure::Absent(format!("timeout: it took longer than {seconds:.1} s")))
             }
         }
     }

@@ -2,9 +2,10 @@
 
 use std::collections::HashMap;
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use op_dbus_api::{Error, ErrorName, Info, ROOT_PATH, option};
+use parking_lot::Mutex;
 use zbus::connection::Builder;
 use zbus::{Guid, OwnedVariant, Variant, interface};
 
@@ -50,12 +51,12 @@ impl StandIn {
 
     /// What it was asked for that a gateway may not ask for.
     pub fn wrong(&self) -> Vec<String> {
-        self.wrong.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.wrong.lock().clone()
     }
 
     fn look(&self, is_right: bool, what: impl FnOnce() -> String) {
         if !is_right {
-            self.wrong.lock().unwrap_or_else(PoisonError::into_inner).push(what());
+            self.wrong.lock().push(what());
         }
     }
 

@@ -50,6 +50,7 @@ impl RemoteBackend {
             dimensions: options.shape.dimensions,
             batch_tokens: 0,
             buckets: None,
+            largest_tokens: 0,
             load_ms: 0,
             pid: std::process::id(),
             sandbox: String::new(),

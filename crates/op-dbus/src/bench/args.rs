@@ -12,7 +12,7 @@ use super::corpus::Named;
 use super::generated::Kind;
 use super::open;
 use super::variant::Place;
-use crate::cli::{EXIT_CODES, Failure};
+use crate::cli::Failure;
 
 const ABOUT: &str = "\
 What is measured, on each text collection in turn:
@@ -49,7 +49,7 @@ Examples:
 
 /// Measure texts per second, latency and quality, in the engine and over the bus
 #[derive(clap::Args)]
-#[command(after_help = format!("{ABOUT}\n\n{EXAMPLES}\n\n{EXIT_CODES}"))]
+#[command(after_help = format!("{ABOUT}\n\n{EXAMPLES}"))]
 pub struct Args {
     #[command(flatten)]
     pub compared: Compared,

@@ -78,16 +78,15 @@ impl Remote {
     /// What the service says of itself.
     pub async fn facts(&self) -> Result<Facts, Failure> {
         let properties = self.service.properties().await?;
-        let status = self.service.manager().await?.get_status().await;
-        let status = status.map_err(|error| self.service.failure(&error))?;
+        let manager = self.service.manager().await?;
+        let status = self.service.told(manager.get_status()).await?;
         Ok(Facts::of_service(&properties, &Properties(status)))
     }
 
     /// The counters of the service.
     pub async fn tokens(&self) -> Result<Tokens, Failure> {
-        let statistics = self.service.manager().await?.get_statistics().await;
-        let statistics = statistics.map_err(|error| self.service.failure(&error))?;
-        let statistics = Properties(statistics);
+        let manager = self.service.manager().await?;
+        let statistics = Properties(self.service.told(manager.get_statistics()).await?);
         let number = |name| statistics.number(name).unwrap_or(0) as u64;
         Ok(Tokens { real: number("tokens"), padded: number("padded_tokens") })
     }

@@ -10,28 +10,20 @@ use super::client::Client;
 use super::corpus::Corpus;
 use crate::cli::Failure;
 
-/// A call whose time is taken.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Probe {
-    /// Nothing is asked: the way alone.
-    Ping,
-    /// One text.
-    Text,
-}
-
-/// Times of `calls` calls by one client, in microseconds, ascending.
+/// Times of `calls` calls by one client, each of one of the `texts`, in microseconds, ascending; without texts nothing
+/// is asked, which is the way alone.
 pub async fn latency(
     client: &Client,
-    texts: &[String],
-    (probe, calls): (Probe, usize),
+    texts: Option<&[String]>,
+    calls: usize,
 ) -> Result<Vec<f64>, Failure> {
     let mut times = Vec::with_capacity(calls);
     for call in 0..calls {
-        let text = texts[call % texts.len()].as_str();
+        let text = texts.map(|texts| texts[call % texts.len()].as_str());
         let start = Instant::now();
-        match probe {
-            Probe::Ping => client.ping().await?,
-            Probe::Text => drop(client.embed(&[text]).await?),
+        match text {
+            Some(text) => drop(client.embed(&[text]).await?),
+            None => client.ping().await?,
         }
         times.push(start.elapsed().as_secs_f64() * 1e6);
     }

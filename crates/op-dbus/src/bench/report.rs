@@ -11,7 +11,7 @@ use super::machine::Machine;
 use super::quality::Quality;
 use super::rounds::{Measure, Plan, Results, Row};
 use super::spread::Spread;
-use super::stage::Stage;
+use super::stage::{Stage, Target};
 use super::variant::{Facts, Place};
 
 /// Everything that is told about a run.
@@ -144,32 +144,27 @@ fn line(row: &Row, results: &Results, stage: &Stage, facts: &[&Facts]) -> Line {
         figures.insert(name, Spread::of(values.collect()));
     }
     // With what does the engine keep up its rate, and how do variants compare?
-    let same = |other: &&Row| other.collection == row.collection;
-    let of = |other: &Row| &stage.targets[other.target];
-    if let Some(base) = results.rows.iter().filter(same).find(|other| {
-        let same_callers =
-            !matches!(row.measure, Measure::Calls(_)) || other.measure == row.measure;
-        matches!(other.measure, Measure::Calls(_))
-            && same_callers
-            && of(other).variant == target.variant
-            && of(other).place == Place::Engine
+    let base = |is_it: &dyn Fn(&Row, &Target) -> bool| {
+        let is_it = |other: &&Row| is_it(other, &stage.targets[other.target]);
+        results.rows.iter().filter(|other| other.collection == row.collection).find(is_it)
+    };
+    let is_engine = |of: &Target| of.variant == target.variant && of.place == Place::Engine;
+    let is_calls = |row: &Row| matches!(row.measure, Measure::Calls(_));
+    if let Some(engine) = base(&|other, of| {
+        is_engine(of) && is_calls(other) && (!is_calls(row) || other.measure == row.measure)
     }) {
-        figures.extend(ratio(row, base, "texts_per_s").map(|r| ("over_engine", r)));
+        figures.extend(ratio(row, engine, "texts_per_s").map(|r| ("over_engine", r)));
     }
-    let is_lane = matches!(row.measure, Measure::LaneCalls | Measure::LaneClients);
-    if let Some(base) = results.rows.iter().filter(same).find(|other| {
-        is_lane
-            && other.measure == row.measure
-            && of(other).variant == target.variant
-            && of(other).place == Place::Engine
-    }) {
-        let over = pairwise(row, base, "p50_us", |row, base| row - base);
+    if matches!(row.measure, Measure::LaneCalls | Measure::LaneClients)
+        && let Some(engine) = base(&|other, of| is_engine(of) && other.measure == row.measure)
+    {
+        let over = pairwise(row, engine, "p50_us", |row, engine| row - engine);
         figures.extend(over.map(|over| ("over_engine_us", over)));
     }
-    if let Some(first) = results.rows.iter().filter(same).find(|other| {
+    if let Some(first) = base(&|other, of| {
         other.measure == row.measure
-            && of(other).place == target.place
-            && of(other).facts.model == target.facts.model
+            && of.place == target.place
+            && of.facts.model == target.facts.model
     }) {
         // More of the one is better, of the other worse: no one name for both.
         let (by, name) = match figures.contains_key("texts_per_s") {

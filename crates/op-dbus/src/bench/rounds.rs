@@ -9,7 +9,7 @@ use op_dbus_embedder::backend::CPU;
 use super::args::{Args, Rate, What};
 use super::collection::{Collection, collections, percentile};
 use super::corpus::Corpus;
-use super::measure::{Probe, latency, throughput};
+use super::measure::{latency, throughput};
 use super::open;
 use super::peak::{self, Products};
 use super::stage::{Stage, Target};
@@ -190,7 +190,7 @@ impl Speed {
     /// Finds out, and warms up on the way.
     async fn of(target: &Target, corpus: &Corpus, plan: Plan) -> Result<Self, Failure> {
         let client = &target.clients[..1];
-        let times = latency(&client[0], &corpus.texts, (Probe::Text, 3)).await?;
+        let times = latency(&client[0], Some(&corpus.texts), 3).await?;
         let call_s = percentile(&times, 50.0) / 1e6;
         let enough = plan.target.as_secs_f64() / 5.0;
         let most = corpus.call_texts(CALL_TEXTS);
@@ -265,8 +265,7 @@ impl Bench<'_> {
         let row = &self.rows[number];
         let target = &self.stage.targets[row.target];
         let mut figures = match row.measure {
-            Measure::Ping => self.latency(row, target, Probe::Ping).await?,
-            Measure::Latency => self.latency(row, target, Probe::Text).await?,
+            Measure::Ping | Measure::Latency => self.latency(row, target).await?,
             Measure::Calls(callers) => self.throughput(row, target, callers).await?,
             Measure::Clients(clients) => self.throughput(row, target, clients).await?,
             Measure::LaneCalls => self.lane(row, target, 1).await?,
@@ -307,9 +306,10 @@ impl Bench<'_> {
         of_variant.or_insert_with(|| Products::on(device)).as_mut()?.measure()
     }
 
-    async fn latency(&self, row: &Row, target: &Target, probe: Probe) -> Result<Figures, Failure> {
-        let texts = &self.collections[row.collection].corpus.texts;
-        let times = latency(&target.clients[0], texts, (probe, row.calls)).await?;
+    async fn latency(&self, row: &Row, target: &Target) -> Result<Figures, Failure> {
+        let texts = self.collections[row.collection].corpus.texts.as_slice();
+        let texts = Some(texts).filter(|_| row.measure == Measure::Latency);
+        let times = latency(&target.clients[0], texts, row.calls).await?;
         Ok(percentiles(CALL, &times))
     }
 

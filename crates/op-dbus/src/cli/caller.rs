@@ -1,11 +1,12 @@
 //! Who calls for vectors: by file descriptors or in replies, in smaller calls where one is too large, and
 //! with the wait while the service is full, or ends and comes back.
 
-use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
+use std::{io, mem};
 
 use op_dbus_api::{EmbedderProxy, Error, ErrorName, Info, is_about_text, retry_after};
+use op_dbus_daemon::settings::Bus;
 use serde_bytes::ByteBuf;
 use tokio::sync::Mutex;
 use zbus::{DynamicTuple, fdo};
@@ -14,47 +15,46 @@ use super::bulk;
 use super::client::absence;
 use super::packed::{Options, Reply};
 use super::places::Places;
-use super::{Failure, Service};
+use super::texts::CallLimits;
+use super::{Failure, Service, connect};
 
+/// Calls under way at once: enough that the service always has the next batch at hand.
+pub const CALLS_IN_FLIGHT: usize = 3;
 /// How long room in a full queue, or a service that comes back, is waited for by the first call, before which nothing
 /// was computed.
-const FIRST_ROOM: Duration = Duration::from_secs(6);
+const FIRST_WAIT_MAX: Duration = Duration::from_secs(6);
 /// The same by a later call, which would lose what came before it.
-const ROOM: Duration = Duration::from_secs(120);
+const WAIT_MAX: Duration = Duration::from_secs(120);
 /// The wait before the next try where the service tells none, and the least.
 const PAUSE: Duration = Duration::from_secs(1);
 const PAUSE_MIN: Duration = Duration::from_millis(10);
 
 /// What each call needs. The service has answered before there is a caller: when it is away later, it is waited for.
 pub struct Caller {
+    pub options: Options,
+    /// The limits of a call whose vectors come in its reply.
+    pub inline: CallLimits,
     service: Service,
     embedder: EmbedderProxy<'static>,
-    options: Options,
-    /// Texts whose vectors fit a reply.
-    inline_texts_max: usize,
     /// Whether the service is known to have no calls by file descriptors, or no way for these.
     inline_alone: AtomicBool,
-    /// Whether a call had to wait for room, or for a service that ends or is away.
-    is_full: AtomicBool,
-    /// Whose turn it is then, in the order of the calls: else later ones would take the room that earlier ones come back
-    /// for.
+    /// Whose turn it is of the calls that were refused for now, in their order. Those that come later wait for it with
+    /// their first try, as they would else take the room that earlier ones come back for.
     turn: Mutex<()>,
 }
 
 impl Caller {
-    /// A caller of a service that has answered something; the vectors of so many texts fit a reply.
+    /// A caller of the service on `bus`, once its model is loaded or could not be.
     ///
     /// # Errors
-    /// Exit code 3 when the bus goes away.
-    pub async fn new(
-        service: Service,
-        options: Options,
-        inline_texts_max: usize,
-    ) -> Result<Self, Failure> {
+    /// Exit code 3 when it is not there.
+    pub async fn connect(bus: &Bus, options: Options) -> Result<Self, Failure> {
+        // The first question has no deadline that the service would keep.
+        let service = connect(bus).await?.patient_for(options.limit());
+        let inline = CallLimits::of(&service.settled().await?);
         let embedder = service.embedder().await?;
-        let (inline_alone, is_full) = (AtomicBool::new(false), AtomicBool::new(false));
-        let turn = Mutex::new(());
-        Ok(Self { service, embedder, options, inline_texts_max, inline_alone, is_full, turn })
+        let (inline_alone, turn) = Default::default();
+        Ok(Self { options, inline, service, embedder, inline_alone, turn })
     }
 
     /// The vectors of `texts`, of which the first is number `first` over all calls, in one part or in
@@ -66,11 +66,9 @@ impl Caller {
         texts: Vec<String>,
     ) -> Result<Vec<Reply>, Failure> {
         let name = |number: u64| Some(places.name(first.checked_add(number)?));
-        // None goes before a call that waits.
-        let in_replies =
-            self.inline_alone.load(Ordering::Relaxed) || self.is_full.load(Ordering::Relaxed);
-        let mut is_again = false;
-        if texts.len() > self.inline_texts_max && !in_replies {
+        let mut has_crashed = false;
+        if texts.len() > self.inline.texts_max && !self.inline_alone.load(Ordering::Relaxed) {
+            drop(self.turn.lock().await);
             match bulk::embed(&self.embedder, &texts, self.options.to_dict()).await {
                 Ok((bytes, shape, info)) => {
                     let vectors = (bytes, self.options.encoding);
@@ -81,7 +79,7 @@ impl Caller {
                 Err(bulk::Error::Call(error))
                     if pause_of(&error).is_some() || is(&error, ErrorName::WorkerFailed) =>
                 {
-                    is_again = is_lost(&error);
+                    has_crashed = is_crash(&error);
                 }
                 Err(bulk::Error::Call(error)) if is_unknown(&error) => {
                     self.inline_alone.store(true, Ordering::Relaxed);
@@ -92,7 +90,7 @@ impl Caller {
                 Err(bulk::Error::Memfd(error)) => return Err(unshared(&error)),
             }
         }
-        self.parts((first, is_again), texts, name).await
+        self.parts((first, has_crashed), texts, name).await
     }
 
     /// The vectors of texts that are few, in one reply. What is refused of one of them says what `name` has it
@@ -114,18 +112,18 @@ impl Caller {
     }
 
     /// The same in the replies that they came in: of as many texts as these have room for, and of fewer where
-    /// the service finds them too large together. `is_again` is whether the service has crashed at them before.
+    /// the service finds them too large together. `has_crashed` is whether the service has crashed at them before.
     async fn parts(
         &self,
-        (first, is_again): (u64, bool),
+        (first, has_crashed): (u64, bool),
         mut texts: Vec<String>,
         name: impl Fn(u64) -> Option<String>,
     ) -> Result<Vec<Reply>, Failure> {
-        let (mut parts, mut done, mut texts_max) = (Vec::new(), 0, self.inline_texts_max);
+        let (mut parts, mut done, mut texts_max) = (Vec::new(), 0, self.inline.texts_max);
         while !texts.is_empty() || parts.is_empty() {
             let count = texts_max.min(texts.len());
             let number = first + done;
-            match self.packed((number, is_again), &texts[..count]).await? {
+            match self.packed((number, has_crashed), &texts[..count]).await? {
                 Ok((bytes, shape, info)) => {
                     let texts = texts.drain(..count).collect();
                     let vectors = (bytes, self.options.encoding);
@@ -147,46 +145,28 @@ impl Caller {
     /// `first` over all calls.
     async fn packed(
         &self,
-        (first, mut is_again): (u64, bool),
+        (first, has_crashed): (u64, bool),
         texts: &[String],
     ) -> Result<Result<bulk::Reply, zbus::Error>, Failure> {
         let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
         let deadline = self.options.deadline().filter(|_| first == 0);
-        let mut room = match (first, deadline) {
-            (0, deadline) => deadline.unwrap_or(FIRST_ROOM).min(FIRST_ROOM),
-            _ => self.options.limit().unwrap_or(ROOM),
+        let to_deadline = deadline.is_some_and(|deadline| deadline < FIRST_WAIT_MAX);
+        let left = match first {
+            0 => deadline.unwrap_or(FIRST_WAIT_MAX).min(FIRST_WAIT_MAX),
+            _ => self.options.limit().unwrap_or(WAIT_MAX),
         };
-        let (mut turn, mut waited) = (None, false);
+        let mut retries = Retries { left, to_deadline, has_crashed };
+        drop(self.turn.lock().await);
+        let answer = self.answer(self.embed(&texts)).await?;
+        if retries.pause(&answer).is_none() {
+            return Ok(answer);
+        }
+        // Its own earlier calls are what it waits for first, however long they take.
+        let _turn = self.turn.lock().await;
         loop {
-            if turn.is_none() && self.is_full.load(Ordering::Relaxed) {
-                turn = Some(self.turn.lock().await);
-            }
             let answer = self.answer(self.embed(&texts)).await?;
-            let error = answer.as_ref().err();
-            // What takes the service down with it each time would do so until nobody restarts it any more.
-            let is_lost = error.is_some_and(is_lost);
-            let is_in_vain = is_lost && is_again;
-            is_again |= is_lost;
-            let Some(pause) = error.and_then(pause_of).filter(|_| !is_in_vain) else {
-                if turn.is_some() && !waited {
-                    // There is room for more again.
-                    self.is_full.store(false, Ordering::Relaxed);
-                }
-                return Ok(answer);
-            };
-            self.is_full.store(true, Ordering::Relaxed);
-            // What comes after its deadline is of no use, and nothing is lost without it.
-            let is_late = deadline.is_some_and(|deadline| deadline < FIRST_ROOM) && pause > room;
-            if room.is_zero() || is_late {
-                return Ok(answer);
-            }
-            if turn.is_none() {
-                // Its own earlier calls are what it waits for, however long they take.
-                continue;
-            }
-            let pause = pause.min(room);
-            waited = true;
-            room -= pause;
+            let Some(pause) = retries.pause(&answer) else { return Ok(answer) };
+            retries.left -= pause;
             tokio::time::sleep(pause).await;
         }
     }
@@ -210,6 +190,31 @@ impl Caller {
     }
 }
 
+/// How often a call is made again that was refused for now.
+struct Retries {
+    /// What is left of the time for that.
+    left: Duration,
+    /// Whether that time ends with the call's deadline.
+    to_deadline: bool,
+    /// Whether the service has crashed at the call before.
+    has_crashed: bool,
+}
+
+impl Retries {
+    /// How long until the call is to be made again; nothing where it has its answer, for good or as it is given up.
+    fn pause(&mut self, answer: &Result<bulk::Reply, zbus::Error>) -> Option<Duration> {
+        let error = answer.as_ref().err()?;
+        // What takes the service down with it each time would do so until nobody restarts it any more.
+        if is_crash(error) && mem::replace(&mut self.has_crashed, true) {
+            return None;
+        }
+        let pause = pause_of(error)?;
+        // What comes after its deadline is of no use, and nothing is lost without it.
+        let is_late = self.to_deadline && pause > self.left;
+        (!self.left.is_zero() && !is_late).then(|| pause.min(self.left))
+    }
+}
+
 fn is(error: &zbus::Error, name: ErrorName) -> bool {
     Error::from_reply(error).is_some_and(|error| error.name() == name)
 }
@@ -223,7 +228,7 @@ fn is_of_all(error: &zbus::Error) -> bool {
 
 /// Whether the service was gone before it answered, as after a crash. The call may be made again: a text has the vector
 /// that it has.
-fn is_lost(error: &zbus::Error) -> bool {
+fn is_crash(error: &zbus::Error) -> bool {
     matches!(error, zbus::Error::FDO(error) if matches!(**error, fdo::Error::NoReply(_)))
 }
 
@@ -231,7 +236,7 @@ fn is_lost(error: &zbus::Error) -> bool {
 /// nothing where that is not why. One that is restarted ends first, is away then, and loads its model.
 fn pause_of(error: &zbus::Error) -> Option<Duration> {
     use ErrorName::{NotReady, Overloaded, QuotaExceeded, ShuttingDown};
-    if is_lost(error) || absence(error).is_some() {
+    if is_crash(error) || absence(error).is_some() {
         return Some(PAUSE);
     }
     let refusal = Error::from_reply(error)?;

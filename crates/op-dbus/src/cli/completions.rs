@@ -2,16 +2,14 @@
 
 use clap_complete::Shell;
 
-use super::{Done, EXIT_CODES, printed};
+use super::{Done, printed};
 
 /// Print the completion script for a shell
 #[derive(clap::Args)]
-#[command(after_help = format!("\
+#[command(after_help = "\
 Examples:
   op-dbus completions bash > ~/.local/share/bash-completion/completions/op-dbus
-  op-dbus completions fish > ~/.config/fish/completions/op-dbus.fish
-
-{EXIT_CODES}"))]
+  op-dbus completions fish > ~/.config/fish/completions/op-dbus.fish")]
 pub struct Args {
     /// Shell to complete for
     shell: Shell,

@@ -8,14 +8,14 @@ use op_dbus_daemon::service;
 use op_dbus_daemon::settings::{
     CpuEngine, Loaded, Settings, Shown, Sources, config_file, markdown,
 };
+use op_dbus_models::{Error as StoreError, Store};
 use op_dbus_native::Isa;
 
 use super::terminal::{Colour, colour, paint, printable};
-use super::{Done, EXIT_CODES, Failure, pretty_json, printed, tell};
+use super::{Done, Failure, pretty_json, printed, tell};
 
 /// Show the settings and where they come from, or check them
 #[derive(clap::Args)]
-#[command(after_help = EXIT_CODES)]
 pub struct Args {
     #[command(subcommand)]
     action: Action,
@@ -26,14 +26,12 @@ enum Action {
     /// Print every setting, its value and where it comes from
     ///
     /// Files and environment are read as `op-dbus daemon` would read them if you started it now.
-    /// `op-dbus status` asks the running service.
-    #[command(after_help = format!("\
+    /// The bus method `GetSettings` tells what the running service has.
+    #[command(after_help = "\
 Examples:
   op-dbus config show
   op-dbus config show --json | jq -r '.[] | select(.origin != \"default\").key'
-  op-dbus config show --defaults > /etc/op-dbus/config.toml
-
-{EXIT_CODES}"))]
+  op-dbus config show --defaults > /etc/op-dbus/config.toml")]
     Show {
         #[command(flatten)]
         files: Files,
@@ -51,12 +49,10 @@ Examples:
     ///
     /// What may come right later, such as a model or a library that is not fetched yet, is a warning. Settings with
     /// which nothing could be embedded end with 6.
-    #[command(after_help = format!("\
+    #[command(after_help = "\
 Examples:
   op-dbus config check
-  op-dbus config check --config ./new-config.toml
-
-{EXIT_CODES}"))]
+  op-dbus config check --config ./new-config.toml")]
     Check {
         #[command(flatten)]
         files: Files,
@@ -129,8 +125,9 @@ pub fn run(args: Args) -> Done {
         Action::Check { files } => {
             let loaded = files.load()?;
             let (lacking, full) = (lacking_isa(&loaded), loaded.full_prompt());
-            let missing = service::lacking(&loaded);
-            let more: Vec<&String> = lacking.iter().chain(&full).chain(&missing).collect();
+            let (level, missing) = (missing_level(&loaded), service::lacking(&loaded));
+            let more: Vec<&String> =
+                level.iter().chain(&lacking).chain(&full).chain(&missing).collect();
             more.iter().for_each(tell);
             if loaded.serves_nothing(lacking.is_none()) {
                 let why = "nothing can be embedded with these settings; the warnings say why";
@@ -159,6 +156,18 @@ pub(super) fn lacking_isa(loaded: &Loaded) -> Option<String> {
             loaded.origin("cpu_isa"),
             has.join(", ")
         )
+    })
+}
+
+/// That the store does not have the level's model; of one that `model` names the warnings tell.
+fn missing_level(loaded: &Loaded) -> Option<String> {
+    let Settings { vector_level, model, cpu_engine, model_dir, .. } = &loaded.settings;
+    // The simulator has no use for any.
+    let is_needed = model.is_none() && *cpu_engine != CpuEngine::Sim;
+    let name = vector_level.model().filter(|_| is_needed)?;
+    let error = Store::open(model_dir).get(name).err()?;
+    matches!(error, StoreError::NotInstalled { .. }).then(|| {
+        format!("vector_level is {vector_level} ({}), and {error}", loaded.origin("vector_level"))
     })
 }
 

@@ -14,7 +14,6 @@ mod proof;
 mod service;
 mod unit;
 
-use std::collections::BTreeMap;
 use std::process::ExitCode;
 
 use op_dbus_daemon::service::candidates;
@@ -26,7 +25,7 @@ use tokio::task::{spawn_blocking, yield_now};
 
 use super::config::Files;
 use super::terminal::colour;
-use super::{Done, EXIT_CODES, pretty_json, print};
+use super::{Done, pretty_json, print};
 use check::{Check, PROOF, Section};
 use folders::Who;
 use loader::Loader;
@@ -42,15 +41,14 @@ use unit::Unit;
 /// is asked for is proved: workers are started as the service starts them, compute, and answer a call.
 /// Nothing is changed; what is packed or compiled for that stays only in a cache of the user who runs it.
 #[derive(clap::Args)]
-#[command(after_help = format!("\
+#[command(after_help = "\
 Examples:
   op-dbus doctor
   op-dbus doctor cuda --quick
   op-dbus doctor --json | jq -r .next
 
 Ends with 1 when something stands in the way, else with 0, also where nothing could be proved
-(`works` is null in JSON then), and without JSON for a mistake in the settings: with 6, or 2 if it is in flags alone.
-{EXIT_CODES}"))]
+(`works` is null in JSON then), and without JSON for a mistake in the settings: with 6, or 2 if it is in flags alone.")]
 pub struct Args {
     /// Providers; by default those that the settings ask for, and a line about each other one
     #[arg(value_name = "PROVIDER", value_parser = provider)]
@@ -86,13 +84,9 @@ fn names() -> impl Iterator<Item = Provider> {
 pub fn run(args: Args) -> Done {
     let unit = Unit::read();
     let elsewhere = args.files.elsewhere() || args.bus.as_ref().is_some_and(|b| *b != Bus::System);
-    let (environment, unread) = match &unit {
-        Ok(unit) if !elsewhere => (unit.environment(), unit.unread()),
-        _ => (BTreeMap::new(), Vec::new()),
-    };
-    let variables = environment.keys().map(|name| name.to_string_lossy().into_owned()).collect();
-    let mut loaded = args.files.load_beside(environment)?;
     let own_unit = unit.as_ref().ok().filter(|_| !elsewhere);
+    let (environment, of_unit) = own_unit.map(Unit::settings).unwrap_or_default();
+    let mut loaded = args.files.load_beside(environment)?;
     let closed = own_unit.and_then(|unit| unit.lend_credentials(&mut loaded.settings));
     let configured = || (loaded.settings.bus.clone(), loaded.origin("bus").clone());
     let flag = |bus| (bus, Origin::Flag("--bus".to_owned()));
@@ -105,8 +99,7 @@ pub fn run(args: Args) -> Done {
         listed: OnceCell::new(),
         loader: Loader::here(),
         unit,
-        variables,
-        unread,
+        of_unit,
         closed,
         quick: args.quick,
         named: args.providers,
@@ -128,10 +121,8 @@ struct Examination {
     listed: OnceCell<Option<Listed>>,
     loader: Option<Loader>,
     unit: Result<Unit, String>,
-    /// Names of the settings that the unit's environment has.
-    variables: Vec<String>,
-    /// What else the unit says of them.
-    unread: Vec<String>,
+    /// What is to be told of the settings that the unit has.
+    of_unit: Vec<Check>,
     /// The credential of a fleet that this user can't read.
     closed: Option<String>,
     quick: bool,
@@ -152,15 +143,12 @@ impl Examination {
         let who = Who::of(self.unit.as_ref().ok().and_then(Unit::user).as_deref());
         let can_compute = !self.quick && !model.failed();
         let is_unit = self.unit.is_ok() && self.bus == Bus::System;
-        let (service, bus) = service::checks(&self.bus, &self.bus_origin, is_unit).await;
-        let mut general = vec![service];
-        general.extend(bus);
+        let mut general = service::checks(&self.bus, &self.bus_origin, is_unit).await;
         general.push(model);
         general.extend(record.iter().flat_map(|model| general::fit(&self.loaded, model)));
         general.extend(unit::masked(&self.unit));
         general.extend(unit::other_user(&self.unit));
-        general.extend(unit::variables(&self.variables));
-        general.extend(unit::unread(&self.unread));
+        general.extend(self.of_unit.iter().cloned());
         // On another bus it is not the unit that would be started.
         let sandbox = self.unit.as_ref().ok().filter(|_| self.bus == Bus::System);
         general.extend(folders::checks(settings, &who, self.unit.as_ref().ok(), sandbox));
@@ -204,13 +192,16 @@ impl Examination {
         let loader = self.loader.as_ref();
         let (found, files) = library::look(&self.loaded, own_graph, provider, loader);
         checks.extend(found);
-        let barred = |unit: &Unit| match provider {
-            Provider::Remote => unit.bars_endpoints(&fleet::endpoints(&self.loaded.settings)),
-            _ => files.iter().find_map(|file| unit.bars_library(file)),
+        let obstacles = |unit: &Unit| {
+            let barred = match provider {
+                Provider::Remote => unit.bars_endpoints(&fleet::endpoints(&self.loaded.settings)),
+                _ => files.iter().find_map(|file| unit.bars_library(file)),
+            };
+            let lacking = unit.lacks(&nodes::groups(&self.root, facts));
+            let closed = unit.may_not_open(nodes::of_root(&self.root, facts));
+            [lacking, closed, barred].into_iter().flatten().collect::<Vec<_>>()
         };
-        let groups = || nodes::groups(&self.root, facts);
-        let of_root = || nodes::of_root(&self.root, facts);
-        checks.extend(unit::check(&self.unit, facts, groups, of_root, barred));
+        checks.extend(unit::check(&self.unit, facts, obstacles));
         checks
     }
 

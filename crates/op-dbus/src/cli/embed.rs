@@ -9,16 +9,13 @@ use clap::ArgGroup;
 use futures_util::StreamExt;
 use indicatif::{ProgressBar, ProgressState, ProgressStyle};
 
-use super::caller::Caller;
+use super::caller::{CALLS_IN_FLIGHT, Caller};
 use super::cut::Cut;
 use super::output::{Format, Writer};
 use super::packed::{Options, Reply, Space};
 use super::places::Places;
-use super::texts::{CallLimits, Source, Texts};
-use super::{BusArgs, Done, EXIT_CODES, Failure, connect, standard, tell, terminal};
-
-/// Calls under way at once: enough that the service always has the next batch at hand.
-const CALLS_IN_FLIGHT: usize = 3;
+use super::texts::{Source, Texts};
+use super::{BusArgs, Done, Failure, standard, tell, terminal};
 
 /// Names of standard output. To open it anew would lose what others have written there.
 const STDOUT: [&str; 4] = ["-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"];
@@ -26,7 +23,7 @@ const STDOUT: [&str; 4] = ["-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"];
 /// Turn texts into vectors
 #[derive(clap::Args)]
 #[command(group = ArgGroup::new("format").args(["json", "npy", "csv"]))]
-#[command(after_help = format!("\
+#[command(after_help = "\
 Texts come from the arguments, from files, or from standard input, one text a line (an empty line is
 an empty text), without the byte order mark that a file may begin with. On a terminal a short table
 is shown; a pipe gets one vector a line. Any amount of text is streamed in constant memory.
@@ -35,9 +32,7 @@ Examples:
   op-dbus embed 'the disk is full' 'no space left on device'
   op-dbus embed --npy --output logs.npy --file /var/log/syslog
   op-dbus embed --npy --encoding i8 --output small.npy < titles.txt
-  op-dbus embed --json --truncate mean < articles.txt
-
-{EXIT_CODES}"))]
+  op-dbus embed --json --truncate mean < articles.txt")]
 pub struct Args {
     /// Texts to embed; `-` alone is standard input
     #[arg(value_name = "TEXT", conflicts_with = "file")]
@@ -81,29 +76,22 @@ impl Args {
     }
 }
 
-pub fn run(mut args: Args) -> Done {
+pub async fn run(mut args: Args) -> Done {
     args.output.take_if(|path| STDOUT.iter().any(|name| path == Path::new(name)));
     let format = args.format();
     if format == Format::Npy && args.output.is_none() && io::stdout().is_terminal() {
         return Err(Failure::usage("--npy is not for a terminal: use --output, or a pipe"));
     }
-    super::block_on(embed(args, format))
-}
-
-async fn embed(args: Args, format: Format) -> Done {
-    // The first question has no deadline that the service would keep.
-    let service = connect(&args.bus.bus).await?.patient_for(args.options.limit());
-    let inline = CallLimits::of(&service.settled().await?);
+    let caller = Caller::connect(&args.bus.bus, args.options).await?;
     let output = args.output;
     let to = output.as_deref();
     // What can't be read makes no output.
     let source = Source::new(args.texts, args.file)?;
     let mut writer = Writer::new(format, to).map_err(|error| Failure::writing(to, &error))?;
     source.apart_from(writer.begun(to))?;
-    let texts = Texts::read(source, args.options.limits(inline));
+    let texts = Texts::read(source, caller.options.limits(caller.inline));
     let places = texts.places();
-    let mut summary = Summary { cut: args.options.cut(), ..Summary::default() };
-    let caller = Caller::new(service, args.options, inline.texts_max).await?;
+    let mut summary = Summary { cut: caller.options.cut(), ..Summary::default() };
 
     let replies = texts.calls().map(async |(first, call)| caller.call(&places, first, call?).await);
     let replies = replies.buffered(CALLS_IN_FLIGHT);
@@ -196,9 +184,8 @@ impl Summary {
     }
 
     fn line(&self) -> String {
-        let texts = if self.texts == 1 { "vector" } else { "vectors" };
-        let (number, tokens) = (terminal::grouped(self.texts), terminal::grouped(self.tokens));
-        format!("{number} {texts} of {}; {tokens} tokens", self.description)
+        let vectors = terminal::counted(self.texts, "vector", "vectors");
+        format!("{vectors} of {}; {} tokens", self.description, terminal::grouped(self.tokens))
     }
 }
 

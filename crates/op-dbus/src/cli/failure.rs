@@ -12,7 +12,7 @@ use serde::Serialize;
 use super::terminal::harmless;
 use super::{Done, standard};
 
-/// The exit codes, as every command's help lists them.
+/// The exit codes, which the help of every other command ends with.
 pub const EXIT_CODES: &str = "\
 Exit codes: 0 done, 1 refused or failed, 2 wrong usage, 3 service not reachable, 6 not configured";
 
@@ -32,8 +32,15 @@ pub fn tell(sentence: impl fmt::Display) {
 
 /// Ends a command with what it prints.
 pub fn printed(out: impl AsRef<[u8]>) -> Done {
-    standard::output().write_all(out.as_ref()).map_err(|error| Failure::output(&error))?;
+    write(out).map_err(|error| Failure::output(&error))?;
     Ok(ExitCode::SUCCESS)
+}
+
+fn write(out: impl AsRef<[u8]>) -> io::Result<()> {
+    let mut output = standard::output();
+    output.write_all(out.as_ref())?;
+    // Of what a pipe that does not wait had no room for, some may still lie in memory.
+    output.flush()
 }
 
 /// Prints what is told of a command that does or decides more than that: a reader that has seen enough, and closed its
@@ -42,7 +49,7 @@ pub fn printed(out: impl AsRef<[u8]>) -> Done {
 /// # Errors
 /// When what has a reader can't be written, as on a full disk.
 pub fn print(out: impl AsRef<[u8]>) -> Result<(), Failure> {
-    match standard::output().write_all(out.as_ref()) {
+    match write(out) {
         Err(error) if is_nobody(&error) => Ok(()),
         written => written.map_err(|error| Failure::output(&error)),
     }

@@ -11,9 +11,9 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use clap::{CommandFactory, ValueHint};
+use clap::ValueHint;
 
-use super::{Cli, Done, Failure};
+use super::{Done, Failure};
 
 /// Write the manual pages into a folder
 #[derive(clap::Args)]
@@ -37,7 +37,7 @@ fn write(folder: &Path) -> std::io::Result<()> {
     let commands = folder.join("man1");
     std::fs::create_dir_all(&commands)?;
     // The groups of the overview are laid out for a terminal; a page has its own layout.
-    clap_mangen::generate_to(Cli::command(), &commands)?;
+    clap_mangen::generate_to(super::commands(), &commands)?;
     let mut overview = File::options().append(true).open(commands.join("op-dbus.1"))?;
     overview.write_all(page::references(&SEE_ALSO).to_roff().as_bytes())?;
     for (section, name, page) in [

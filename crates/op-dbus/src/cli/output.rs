@@ -5,7 +5,6 @@ use std::io::{self, BufWriter, Seek, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use op_dbus_daemon::bus::encoding::Encoding;
 use op_dbus_daemon::npy;
 
 use super::numbers::Number;
@@ -43,19 +42,26 @@ struct Matrix {
     kept_in: Option<PathBuf>,
 }
 
+/// A file that is the output.
+enum Output {
+    /// Somebody else has opened it.
+    Open,
+    /// It has its name from the start.
+    Named(File),
+    /// It has none until it is whole.
+    Unnamed(Unnamed),
+}
+
 /// Where vectors go.
 pub struct Writer {
     format: Format,
     out: BufWriter<Box<dyn Write>>,
     /// Where an npy matrix is made: its header, which says the number of its rows, is written last.
     matrix: Option<Matrix>,
-    /// Where the output is until it is whole.
-    unnamed: Option<Unnamed>,
-    /// The output, where it has its name from the start.
-    named: Option<File>,
+    output: Output,
     rows: u64,
-    encoding: Encoding,
-    dimensions: usize,
+    /// NumPy's name of an element, and how many a row has, as of the last reply.
+    numpy: (&'static str, usize),
 }
 
 impl Writer {
@@ -67,28 +73,29 @@ impl Writer {
             output.flush()?;
             return Self::to(format, Box::new(output), None);
         };
-        let unnamed = Unnamed::new(path, format == Format::Npy)?;
-        // A matrix begins where its file does.
-        let (file, is_ours) = match &unnamed {
-            Some(unnamed) => (unnamed.open()?, true),
-            None if unnamed::is_open(path) => (unnamed::joined(path)?, false),
-            None => (unnamed::made(path)?, true),
-        };
-        let named = (unnamed.is_none() && is_ours).then(|| file.try_clone()).transpose()?;
-        let writer = if format == Format::Npy && is_ours && file.metadata()?.is_file() {
-            Self::to(format, Box::new(io::empty()), Some(file))?
+        let (file, output) = if unnamed::is_open(path) {
+            (unnamed::joined(path)?, Output::Open)
+        } else if let Some(unnamed) = Unnamed::new(path, format == Format::Npy)? {
+            (unnamed.open()?, Output::Unnamed(unnamed))
         } else {
-            Self::to(format, Box::new(file), None)?
+            let file = unnamed::made(path)?;
+            (file.try_clone()?, Output::Named(file))
         };
-        Ok(Self { unnamed, named, ..writer })
+        // A matrix begins where its file does.
+        let is_ours = !matches!(output, Output::Open) && file.metadata()?.is_file();
+        let writer = match format == Format::Npy && is_ours {
+            true => Self::to(format, Box::new(io::empty()), Some(file))?,
+            false => Self::to(format, Box::new(file), None)?,
+        };
+        Ok(Self { output, ..writer })
     }
 
     /// The regular file that may have vectors in it before all texts are read, if there is one, where this was made for
     /// `path`.
     pub fn begun(&self, path: Option<&Path>) -> Option<Identity> {
-        match self.unnamed {
-            Some(_) => None,
-            None => identity(path.unwrap_or(Path::new("/dev/stdout"))),
+        match self.output {
+            Output::Unnamed(_) => None,
+            _ => identity(path.unwrap_or(Path::new("/dev/stdout"))),
         }
     }
 
@@ -98,10 +105,8 @@ impl Writer {
             Format::Npy => Some(Matrix::new(file)?),
             _ => None,
         };
-        let out = BufWriter::new(out);
-        let encoding = Encoding::default();
-        let (unnamed, named) = (None, None);
-        Ok(Self { format, out, matrix, unnamed, named, rows: 0, encoding, dimensions: 0 })
+        let (out, output) = (BufWriter::new(out), Output::Open);
+        Ok(Self { format, out, matrix, output, rows: 0, numpy: ("", 0) })
     }
 
     /// Writes the vectors of one call and hands them on.
@@ -112,23 +117,19 @@ impl Writer {
             let heading = format!("{:>6}  {:>6}  {:<38}  text", "index", "norm", "vector");
             writeln!(self.out, "{}", paint(heading, Colour::Faint, colour))?;
         }
-        self.dimensions = reply.dimensions;
-        self.encoding = reply.encoding;
+        self.numpy = reply.encoding.numpy(reply.dimensions);
         for position in 0..reply.texts.len() {
             self.row(reply, position)?;
             self.rows += 1;
         }
-        match &mut self.matrix {
-            Some(_) => Ok(()),
-            None => self.out.flush(),
-        }
+        // Of a matrix there is nothing in it yet.
+        self.out.flush()
     }
 
     fn row(&mut self, reply: &Reply, position: usize) -> io::Result<()> {
-        let encoding = reply.encoding;
-        let length = encoding.row_bytes(reply.dimensions);
+        let length = reply.encoding.row_bytes(reply.dimensions);
         let row = &reply.bytes[position * length..(position + 1) * length];
-        let numbers = || Number::of(row, encoding);
+        let numbers = || Number::of(row, reply.encoding);
         let index = reply.first + position as u64;
         let truncated = reply.truncated.binary_search(&(position as u32)).is_ok();
         match self.format {
@@ -148,23 +149,22 @@ impl Writer {
                 serde_json::to_writer(&mut self.out, &line)?;
                 self.out.write_all(b"\n")
             }
-            Format::Npy => match &mut self.matrix {
-                Some(matrix) => matrix.write(row),
-                None => Ok(()),
-            },
+            Format::Npy => self.matrix.as_mut().map_or(Ok(()), |matrix| matrix.write(row)),
         }
     }
 
     /// Writes what can only be written at the end.
     pub fn finish(mut self) -> io::Result<()> {
         if let Some(matrix) = self.matrix.take() {
-            let (element, columns) = self.encoding.numpy(self.dimensions);
-            let header = npy::header(element, self.rows, columns);
-            matrix.finish(&header, &mut self.out)?;
+            let (element, columns) = self.numpy;
+            matrix.finish(&npy::header(element, self.rows, columns), &mut self.out)?;
         }
         self.out.flush()?;
-        self.named.as_ref().map_or(Ok(()), unnamed::refuse_lost)?;
-        self.unnamed.map_or(Ok(()), Unnamed::take_its_place)
+        match self.output {
+            Output::Open => Ok(()),
+            Output::Named(file) => unnamed::refuse_lost(&file),
+            Output::Unnamed(unnamed) => unnamed.take_its_place(),
+        }
     }
 }
 
@@ -173,10 +173,7 @@ impl Matrix {
     fn new(output: Option<File>) -> io::Result<Self> {
         let (file, kept_in) = match output {
             Some(file) => (file, None),
-            None => {
-                let (file, folder) = unnamed::temporary()?;
-                (file, Some(folder))
-            }
+            None => unnamed::temporary().map(|(file, folder)| (file, Some(folder)))?,
         };
         let mut values = BufWriter::new(file);
         // Not a header yet: an output that was broken off is nothing that NumPy would read.
@@ -253,6 +250,7 @@ mod tests {
     use std::sync::{Arc, Mutex};
 
     use op_dbus_api::Info;
+    use op_dbus_daemon::bus::encoding::Encoding;
 
     use super::super::cut::{Cut, Truncate};
     use super::*;

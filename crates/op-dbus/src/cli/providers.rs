@@ -3,17 +3,15 @@
 use serde_json::{Value, json};
 
 use super::terminal::{Colour, colour, paint, printable};
-use super::{BusArgs, Done, EXIT_CODES, connect, printed};
+use super::{BusArgs, Done, connect, printed};
 use op_dbus_api::json_object;
 
 /// List the execution providers, and why those that do not run don't
 #[derive(clap::Args)]
-#[command(after_help = format!("\
+#[command(after_help = "\
 Examples:
   op-dbus providers
-  op-dbus providers --json | jq -r '.[] | select(.available).name'
-
-{EXIT_CODES}"))]
+  op-dbus providers --json | jq -r '.[] | select(.available).name'")]
 pub struct Args {
     /// One JSON array, an object for each provider
     #[arg(long, help_heading = "Output")]
@@ -22,11 +20,7 @@ pub struct Args {
     bus: BusArgs,
 }
 
-pub fn run(args: Args) -> Done {
-    super::block_on(providers(args))
-}
-
-async fn providers(args: Args) -> Done {
+pub async fn run(args: Args) -> Done {
     let service = connect(&args.bus.bus).await?;
     let manager = service.manager().await?;
     let providers = service.told(manager.list_providers()).await?;

@@ -6,21 +6,19 @@ use std::process::ExitCode;
 
 use futures_util::StreamExt;
 
-use super::caller::Caller;
+use super::caller::{CALLS_IN_FLIGHT, Caller};
 use super::cut::Cut;
 use super::packed::{Options, Reply, Space};
 use super::places::Places;
 use super::texts::{self, CallLimits, Source, Texts};
-use super::{BusArgs, Done, EXIT_CODES, Failure, connect, standard, tell, terminal};
+use super::{BusArgs, Done, Failure, standard, tell, terminal};
 
-/// Calls under way at once.
-const CALLS_IN_FLIGHT: usize = 3;
 /// Characters of a candidate that a terminal shows.
 const TERMINAL_TEXT_CHARS: usize = 160;
 
 /// Order texts by how near they are to a query
 #[derive(clap::Args)]
-#[command(after_help = format!("\
+#[command(after_help = "\
 Candidates come from the arguments, from files, or from standard input, one a line; blank lines are
 passed over, and so is the byte order mark that a file may begin with. A score is the cosine of two
 vectors: 1 is the same direction, 0 unrelated.
@@ -28,9 +26,7 @@ vectors: 1 is the same direction, 0 unrelated.
 Examples:
   op-dbus rank 'why did it stop' 'disk full' 'user logged in' 'killed: out of memory'
   journalctl -b -o cat | op-dbus rank --top 5 'network trouble'
-  op-dbus rank --json 'invoice from March' --file titles.txt
-
-{EXIT_CODES}"))]
+  op-dbus rank --json 'invoice from March' --file titles.txt")]
 pub struct Args {
     /// What is looked for
     query: String,
@@ -51,17 +47,11 @@ pub struct Args {
     bus: BusArgs,
 }
 
-pub fn run(args: Args) -> Done {
-    super::block_on(rank(args))
-}
-
-async fn rank(args: Args) -> Done {
-    let service = connect(&args.bus.bus).await?;
-    let inline = CallLimits::of(&service.settled().await?);
-    texts::check(&args.query, inline.text_bytes_max, "the query")?;
+pub async fn run(args: Args) -> Done {
+    let caller = Caller::connect(&args.bus.bus, Options::default()).await?;
+    texts::check(&args.query, caller.inline.text_bytes_max, "the query")?;
     // The query is a text of each call.
-    let limits = CallLimits { texts_max: (inline.texts_max - 1).max(1), ..inline };
-    let caller = Caller::new(service, Options::default(), inline.texts_max).await?;
+    let limits = CallLimits { texts_max: (caller.inline.texts_max - 1).max(1), ..caller.inline };
     let texts = Texts::read(Source::new(args.candidates, args.file)?, limits);
     let places = texts.places();
     let replies = texts
@@ -80,7 +70,7 @@ async fn rank(args: Args) -> Done {
         })
         .buffered(CALLS_IN_FLIGHT);
     let mut replies = std::pin::pin!(replies);
-    let mut best = Best { top: args.top as usize, candidates: Vec::new() };
+    let mut best = Vec::new();
     let (mut cut, mut query_is_cut, mut space) = (Cut::default(), false, Space::default());
     while let Some(answer) = replies.next().await {
         let Some((indices, reply)) = answer? else { continue };
@@ -94,10 +84,11 @@ async fn rank(args: Args) -> Done {
                 None => query_is_cut = true,
             }
         }
-        best.add(scored(indices, reply));
+        best.extend(scored(indices, reply));
+        keep_best(&mut best, args.top as usize);
     }
     let for_person = std::io::stdout().is_terminal();
-    print(&mut standard::output(), &best.candidates, args.json, for_person)
+    print(&mut standard::output(), &best, args.json, for_person)
         .map_err(|error| Failure::output(&error))?;
     if query_is_cut {
         tell("the query is longer than the model reads and cut");
@@ -135,18 +126,10 @@ fn scored(indices: Vec<u64>, reply: Reply) -> Vec<Scored> {
     candidates.map(|((index, score), text)| Scored { index, score, text }).collect()
 }
 
-/// The best candidates of all calls, best first; the earlier one where two are equal.
-struct Best {
-    top: usize,
-    candidates: Vec<Scored>,
-}
-
-impl Best {
-    fn add(&mut self, more: Vec<Scored>) {
-        self.candidates.extend(more);
-        self.candidates.sort_by(|a, b| b.score.total_cmp(&a.score).then(a.index.cmp(&b.index)));
-        self.candidates.truncate(self.top);
-    }
+/// Keeps so many of the best, best first; the earlier one where two are equal.
+fn keep_best(candidates: &mut Vec<Scored>, count: usize) {
+    candidates.sort_by(|a, b| b.score.total_cmp(&a.score).then(a.index.cmp(&b.index)));
+    candidates.truncate(count);
 }
 
 /// One line of `--json`.
@@ -190,10 +173,10 @@ mod tests {
 
     #[test]
     fn the_best_of_all_calls_are_kept_in_order() {
-        let mut best = Best { top: 3, candidates: Vec::new() };
-        best.add(vec![candidate(1, 0.5), candidate(0, 0.1)]);
-        best.add(vec![candidate(7, 0.9), candidate(5, 0.5), candidate(6, -1.0)]);
-        let indices: Vec<u64> = best.candidates.iter().map(|candidate| candidate.index).collect();
+        let all = [(1, 0.5), (0, 0.1), (7, 0.9), (5, 0.5), (6, -1.0)];
+        let mut best: Vec<Scored> = all.map(|(index, score)| candidate(index, score)).into();
+        keep_best(&mut best, 3);
+        let indices: Vec<u64> = best.iter().map(|candidate| candidate.index).collect();
         assert_eq!(indices, [7, 1, 5]);
     }
 

@@ -13,13 +13,12 @@ use serde_json::json;
 
 use super::models::{SourceArgs, SourceName};
 use super::terminal::harmless;
-use super::{EXIT_CODES, Failure, print};
+use super::{Failure, print};
 
 /// Show, fetch, check and remove ONNX Runtime and its provider libraries
 #[derive(Subcommand)]
 pub enum RuntimeCommand {
     /// Show the libraries that can be fetched and which of them are there
-    #[command(after_help = EXIT_CODES)]
     List,
     Pull(PullArgs),
     Verify(VerifyArgs),
@@ -32,13 +31,11 @@ pub enum RuntimeCommand {
 /// folder of --from. webgpu and ggml are plugins: the CPU's library, which loads them, is fetched
 /// with them. What a provider needs besides its library is printed.
 #[derive(Args)]
-#[command(after_help = format!("\
+#[command(after_help = "\
 Examples:
   op-dbus runtime pull
   op-dbus runtime pull --provider cuda
-  op-dbus runtime pull --provider webgpu --from /media/stick --source folder
-
-{EXIT_CODES}"))]
+  op-dbus runtime pull --provider webgpu --from /media/stick --source folder")]
 #[command(
     mut_arg("from", |from| from.help("Wheel, or folder of it or of the library, to look in first")),
     mut_arg("only", |only| only.value_parser(sources_of_libraries()))
@@ -53,7 +50,6 @@ pub struct PullArgs {
 
 /// Compare every file with its digest
 #[derive(Args)]
-#[command(after_help = EXIT_CODES)]
 pub struct VerifyArgs {
     /// Providers; by default everything that is installed
     #[arg(value_name = "PROVIDER")]
@@ -62,7 +58,6 @@ pub struct VerifyArgs {
 
 /// Delete the libraries of providers
 #[derive(Args)]
-#[command(after_help = EXIT_CODES)]
 pub struct RemoveArgs {
     /// Providers; those that share a library lose it together
     #[arg(required = true, value_name = "PROVIDER")]
@@ -107,8 +102,8 @@ fn verify(
 ) -> Result<(), Failure> {
     if providers.is_empty() {
         let first = manifest::libraries().iter().filter_map(|library| library.providers.first());
-        let is_there = |name: &str| !matches!(store.check(name), Err(Error::NotInstalled { .. }));
-        providers = first.map(|one| one.name.clone()).filter(|name| is_there(name)).collect();
+        let names = first.map(|one| one.name.clone());
+        providers = names.filter(|name| may_be_there(&store.check(name))).collect();
     }
     if providers.is_empty() {
         let (dir, here) = (beside(model_dir), named(model_dir));
@@ -124,6 +119,11 @@ fn verify(
         }
     }
     if failures.is_empty() { Ok(()) } else { Err(Failure::refused(failures.join("\n"))) }
+}
+
+/// Not where none is installed, or this machine has none.
+fn may_be_there<T>(found: &Result<T, Error>) -> bool {
+    !matches!(found, Err(Error::NotInstalled { .. } | Error::NoLibrary(_)))
 }
 
 fn remove(store: &RuntimeStore, providers: &[String], json: bool) -> Result<(), Failure> {
@@ -183,6 +183,12 @@ mod tests {
         let (last, others) = names.split_last().unwrap();
         let expected = format!("{} or {last}", others.join(", "));
         assert!(help.contains(&expected), "{help}");
+    }
+
+    #[test]
+    fn a_library_for_other_machines_is_not_verified_unasked() {
+        assert!(!may_be_there::<()>(&Err(Error::NoLibrary(String::new()))));
+        assert!(may_be_there(&Ok(())));
     }
 
     #[test]

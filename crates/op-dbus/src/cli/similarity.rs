@@ -7,17 +7,15 @@ use super::caller::Caller;
 use super::cut::Cut;
 use super::packed::Options;
 use super::places::Places;
-use super::{BusArgs, Done, EXIT_CODES, Failure, connect, standard, tell};
+use super::{BusArgs, Done, Failure, standard, tell};
 
 /// Tell how near two texts are
 #[derive(clap::Args)]
-#[command(after_help = format!("\
+#[command(after_help = "\
 The number is the cosine of the two vectors: 1 is the same direction, 0 unrelated.
 
 Examples:
-  op-dbus similarity 'the disk is full' 'no space left on device'
-
-{EXIT_CODES}"))]
+  op-dbus similarity 'the disk is full' 'no space left on device'")]
 pub struct Args {
     /// One text
     first: String,
@@ -30,15 +28,9 @@ pub struct Args {
     bus: BusArgs,
 }
 
-pub fn run(args: Args) -> Done {
-    super::block_on(similarity(args))
-}
-
-async fn similarity(args: Args) -> Done {
-    let service = connect(&args.bus.bus).await?;
-    service.settled().await?;
+pub async fn run(args: Args) -> Done {
+    let caller = Caller::connect(&args.bus.bus, Options::default()).await?;
     let texts = vec![args.first, args.second];
-    let caller = Caller::new(service, Options::default(), texts.len()).await?;
     // Unlike `Similarity`, this says which texts were cut.
     let reply = caller.call_packed(0, texts, |number| Some(format!("text {number}"))).await?;
     let cosine = reply.cosines_with_last().first().copied().unwrap_or_default();

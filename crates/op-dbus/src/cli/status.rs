@@ -1,23 +1,20 @@
 //! `op-dbus status`: what the service does, for people and for programs.
 
-use std::fmt::Write as _;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
 
 use super::terminal::{Colour, colour, counted, grouped, milliseconds, paint, printable, since};
-use super::{BusArgs, Done, EXIT_CODES, connect, printed, wait};
+use super::{BusArgs, Done, connect, printed, wait};
 use op_dbus_api::json_object;
 
 /// Show what the service runs, on what, and how busy it is
 #[derive(clap::Args)]
-#[command(after_help = format!("\
+#[command(after_help = "\
 Examples:
   op-dbus status
   op-dbus status --wait && op-dbus embed 'first text after a start'
-  op-dbus status --json | jq -r .properties.VectorSpace
-
-{EXIT_CODES}"))]
+  op-dbus status --json | jq -r .properties.VectorSpace")]
 pub struct Args {
     /// Wait until the bus and the service are there and its model is loaded, this many seconds at most (120)
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, require_equals = true)]
@@ -30,11 +27,7 @@ pub struct Args {
     bus: BusArgs,
 }
 
-pub fn run(args: Args) -> Done {
-    super::block_on(status(args))
-}
-
-async fn status(args: Args) -> Done {
+pub async fn run(args: Args) -> Done {
     let service = match args.wait {
         Some(seconds) => wait(&args.bus.bus, Duration::from_secs(seconds.into())).await?,
         None => connect(&args.bus.bus).await?,
@@ -247,12 +240,8 @@ impl Report<'_> {
     }
 
     fn refused(&self) -> String {
-        let mut line = String::new();
-        for (kind, number) in self.all["statistics"]["failures"].as_object().into_iter().flatten() {
-            let separator = if line.is_empty() { "" } else { ", " };
-            write!(line, "{separator}{kind} {number}").ok();
-        }
-        line
+        let failures = self.all["statistics"]["failures"].as_object().into_iter().flatten();
+        failures.map(|(kind, number)| format!("{kind} {number}")).collect::<Vec<_>>().join(", ")
     }
 }
 

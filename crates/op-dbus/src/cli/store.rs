@@ -10,7 +10,7 @@ use op_dbus_models::Error;
 use super::models::{self, ModelsCommand};
 use super::runtime::{self, RuntimeCommand};
 use super::terminal::{Colour, paint};
-use super::{Done, EXIT_CODES, Failure};
+use super::{Done, Failure};
 
 /// Options of both commands.
 #[derive(clap::Args)]
@@ -24,7 +24,7 @@ struct StoreArgs {
 }
 
 #[derive(clap::Args)]
-#[command(about = "Show, fetch, import, check and remove models", after_help = EXIT_CODES)]
+#[command(about = "Show, fetch, import, check and remove models")]
 pub struct ModelsArgs {
     #[command(subcommand)]
     command: ModelsCommand,
@@ -33,7 +33,7 @@ pub struct ModelsArgs {
 }
 
 #[derive(clap::Args)]
-#[command(about = "Show, fetch, check and remove ONNX Runtime and its provider libraries", after_help = EXIT_CODES)]
+#[command(about = "Show, fetch, check and remove ONNX Runtime and its provider libraries")]
 pub struct RuntimeArgs {
     #[command(subcommand)]
     command: RuntimeCommand,

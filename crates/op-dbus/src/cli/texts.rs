@@ -3,10 +3,12 @@
 mod lines;
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::Arc;
+use std::thread;
 
 use futures_util::{Stream, stream};
-use tokio::sync::mpsc;
+use tokio::runtime::Handle;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
 use super::Failure;
 use super::places::Places;
@@ -73,10 +75,12 @@ pub struct CallLimits {
     pub text_bytes_max: usize,
 }
 
+/// A text that was read, and its bytes of the reader's room until it is in a call.
+type Read = (String, OwnedSemaphorePermit);
+
 /// Texts on their way into calls.
 pub struct Texts {
-    incoming: mpsc::Receiver<Result<String, Failure>>,
-    ahead: Arc<Ahead>,
+    incoming: mpsc::Receiver<Result<Read, Failure>>,
     /// Read, but too big for the call it was read for.
     left_over: Option<String>,
     limits: CallLimits,
@@ -87,12 +91,14 @@ impl Texts {
     /// Starts reading on a thread of its own, so that a slow input does not hold up calls that are under way.
     pub fn read(source: Source, limits: CallLimits) -> Self {
         let (outgoing, texts) = channel(limits);
-        std::thread::spawn(move || {
-            if let Err(failure) = feed(source, limits.text_bytes_max, &outgoing) {
+        let runtime = Handle::current();
+        let read = async move || {
+            if let Err(failure) = feed(source, limits.text_bytes_max, &outgoing).await {
                 // A receiver that is gone has lost its interest in the failure too.
-                outgoing.sender.blocking_send(Err(failure)).ok();
+                outgoing.sender.send(Err(failure)).await.ok();
             }
-        });
+        };
+        thread::spawn(move || runtime.block_on(read()));
         texts
     }
 
@@ -116,10 +122,7 @@ impl Texts {
         let first = match self.left_over.take() {
             Some(text) => text,
             None => match self.incoming.recv().await? {
-                Ok(text) => {
-                    self.ahead.less(text.len());
-                    text
-                }
+                Ok((text, _)) => text,
                 Err(failure) => return Some(Err(failure)),
             },
         };
@@ -127,11 +130,10 @@ impl Texts {
         let mut texts = vec![first];
         while texts.len() < self.limits.texts_max {
             let text = match self.incoming.try_recv() {
-                Ok(Ok(text)) => text,
+                Ok(Ok((text, _))) => text,
                 Ok(Err(failure)) => return Some(Err(failure)),
                 Err(_) => break,
             };
-            self.ahead.less(text.len());
             if bytes + text.len() > self.limits.bytes_max {
                 self.left_over = Some(text);
                 break;
@@ -143,60 +145,39 @@ impl Texts {
     }
 }
 
-/// Bytes of text that are read but in no call yet.
-#[derive(Default)]
-struct Ahead {
-    bytes: Mutex<usize>,
-    fewer: Condvar,
-}
-
-impl Ahead {
-    /// Waits until there is room, then counts `bytes` in. One text always has room.
-    fn more(&self, bytes: usize) {
-        let mut ahead = self.bytes.lock().unwrap_or_else(PoisonError::into_inner);
-        while *ahead > 0 && *ahead + bytes > READ_AHEAD_BYTES {
-            ahead = self.fewer.wait(ahead).unwrap_or_else(PoisonError::into_inner);
-        }
-        *ahead += bytes;
-    }
-
-    fn less(&self, bytes: usize) {
-        let mut ahead = self.bytes.lock().unwrap_or_else(PoisonError::into_inner);
-        *ahead = ahead.saturating_sub(bytes);
-        self.fewer.notify_one();
-    }
-}
-
 /// The reader's end.
 struct Outgoing {
-    sender: mpsc::Sender<Result<String, Failure>>,
-    ahead: Arc<Ahead>,
+    sender: mpsc::Sender<Result<Read, Failure>>,
+    /// A permit for each byte of text that may be read and in no call yet.
+    room: Arc<Semaphore>,
     places: Places,
 }
 
 impl Outgoing {
-    /// Hands a text over; `false` when nobody listens any more.
-    fn send(&self, text: String) -> bool {
-        self.ahead.more(text.len());
-        self.sender.blocking_send(Ok(text)).is_ok()
+    /// Hands a text over once there is room for it; `false` when nobody listens any more.
+    async fn send(&self, text: String) -> bool {
+        // One text always has room.
+        let bytes = text.len().min(READ_AHEAD_BYTES) as u32;
+        let Ok(room) = self.room.clone().acquire_many_owned(bytes).await else { return false };
+        self.sender.send(Ok((text, room))).await.is_ok()
     }
 }
 
 fn channel(limits: CallLimits) -> (Outgoing, Texts) {
     let (sender, incoming) = mpsc::channel(READ_AHEAD_TEXTS);
-    let (ahead, places) = (Arc::<Ahead>::default(), Places::default());
-    let (heard, known) = (ahead.clone(), places.clone());
-    let texts = Texts { incoming, ahead: heard, left_over: None, limits, places: known };
-    (Outgoing { sender, ahead, places }, texts)
+    let (room, places) = (Arc::new(Semaphore::new(READ_AHEAD_BYTES)), Places::default());
+    let texts = Texts { incoming, left_over: None, limits, places: places.clone() };
+    (Outgoing { sender, room, places }, texts)
 }
 
-/// Sends every text of `source`; ends early, without a failure, when nobody listens any more.
-fn feed(source: Source, text_bytes_max: usize, outgoing: &Outgoing) -> Result<(), Failure> {
+/// Sends every text of `source`; ends early, without a failure, when nobody listens any more. It waits where a file has
+/// it wait, and is for a thread of its own.
+async fn feed(source: Source, text_bytes_max: usize, outgoing: &Outgoing) -> Result<(), Failure> {
     match source {
         Source::Arguments(texts) => {
             for (position, text) in texts.into_iter().enumerate() {
                 check(&text, text_bytes_max, &format!("argument {}", position + 1))?;
-                if !outgoing.send(text) {
+                if !outgoing.send(text).await {
                     break;
                 }
             }
@@ -206,7 +187,7 @@ fn feed(source: Source, text_bytes_max: usize, outgoing: &Outgoing) -> Result<()
             for path in paths {
                 let (name, mut reader) = (lines::name(&path), lines::open(&path)?);
                 outgoing.places.begin(first, &name);
-                first += lines::feed(&mut *reader, &name, text_bytes_max, outgoing)?;
+                first += lines::feed(&mut *reader, &name, text_bytes_max, outgoing).await?;
             }
         }
     }
@@ -222,34 +203,34 @@ mod tests {
     async fn calls(texts: &[&str]) -> Vec<usize> {
         let (outgoing, mut incoming) = channel(LIMITS);
         for text in texts {
-            outgoing.ahead.more(text.len());
-            outgoing.sender.send(Ok((*text).to_owned())).await.expect("the receiver lives");
+            assert!(outgoing.send((*text).to_owned()).await);
         }
+        let room = outgoing.room.clone();
         drop(outgoing);
-        let ahead = incoming.ahead.clone();
         let mut sizes = Vec::new();
         while let Some(call) = incoming.next_call().await {
             sizes.push(call.expect("no failure was sent").len());
         }
-        assert_eq!(*ahead.bytes.lock().unwrap(), 0, "every text was counted out again");
+        assert_eq!(room.available_permits(), READ_AHEAD_BYTES, "every text gave its room back");
         sizes
     }
 
-    #[test]
-    fn texts_are_known_by_their_files_and_lines() {
+    #[tokio::test]
+    async fn texts_are_known_by_their_files_and_lines() {
         let folder = tempfile::tempdir().unwrap();
         let paths = ["one", "none", "two"].map(|name| folder.path().join(name));
         for (path, lines) in paths.iter().zip(["a\n\nb", "", "c\n"]) {
             std::fs::write(path, lines).unwrap();
         }
         let (outgoing, texts) = channel(LIMITS);
-        feed(Source::Files(paths.to_vec()), LIMITS.text_bytes_max, &outgoing).unwrap();
+        feed(Source::Files(paths.to_vec()), LIMITS.text_bytes_max, &outgoing).await.unwrap();
         let lines = [0, 2, 3].map(|index| texts.places().line(index).unwrap());
         let expected = [(0, 1), (0, 3), (2, 1)]
             .map(|(file, line): (usize, u64)| format!("{}:{line}", paths[file].display()));
         assert_eq!(lines, expected);
         let (outgoing, texts) = channel(LIMITS);
-        feed(Source::Arguments(vec!["a".to_owned()]), LIMITS.text_bytes_max, &outgoing).unwrap();
+        let argument = Source::Arguments(vec!["a".to_owned()]);
+        feed(argument, LIMITS.text_bytes_max, &outgoing).await.unwrap();
         assert_eq!(texts.places().line(0), None);
     }
 

@@ -12,13 +12,13 @@ use serde_json::json;
 
 use self::interval::Interval;
 use self::lines::{View, plain};
-use self::reading::{Json, Source};
-use super::{BusArgs, Done, EXIT_CODES, printed, terminal};
+use self::reading::Source;
+use super::{BusArgs, Done, printed, terminal};
 
 /// Watch the service live: rates, batches, times of calls, failures, workers
 #[derive(clap::Args)]
-#[command(after_help = format!("\
-Keys: q, Esc and Ctrl-C end it, p pauses and goes on.
+#[command(after_help = "\
+Keys: q, Esc and Ctrl-C end it.
 
 Every number is of the last interval, but for those since the service started. Texts are counted as
 their batches are computed, a text that is embedded in windows once for each. The service is not
@@ -28,9 +28,7 @@ Examples:
   op-dbus top
   op-dbus top --interval 0.5
   op-dbus top --once
-  op-dbus top --json --interval 10 | jq .interval.rows_per_s
-
-{EXIT_CODES}"))]
+  op-dbus top --json --interval 10 | jq .interval.rows_per_s")]
 pub struct Args {
     /// Time between two readings
     #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = period)]
@@ -53,11 +51,7 @@ fn period(text: &str) -> Result<Duration, String> {
     }
 }
 
-pub fn run(args: Args) -> Done {
-    super::block_on(top(args))
-}
-
-async fn top(args: Args) -> Done {
+pub async fn run(args: Args) -> Done {
     let source = Source::connect(&args.bus.bus).await?;
     match args.once || args.json || !terminal::can_draw() {
         true => once(source, &args).await,
@@ -73,11 +67,8 @@ async fn once(mut source: Source, args: &Args) -> Done {
     let interval = Interval::between(&earlier, &reading);
     let out = match args.json {
         true => {
-            let Json { status, statistics, devices } = &reading.json;
-            let all = json!({
-                "status": status, "statistics": statistics, "devices": devices,
-                "interval": interval,
-            });
+            let mut all = reading.json;
+            all["interval"] = json!(interval);
             format!("{all:#}\n")
         }
         false => {

@@ -97,10 +97,11 @@ impl Card {
     }
 }
 
-/// The kernel answers so for a sensor that a card does not have.
+/// The kernel answers so for a sensor that a card does not have, and by `EPERM`, from Linux 6.15 on, while the card
+/// sleeps. What this user may not read is `EACCES`.
 fn is_absent(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::Unsupported)
-        || error.raw_os_error() == Some(libc::EOPNOTSUPP)
+        || matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EPERM))
 }
 
 fn sentence(path: &Path, error: &io::Error) -> String {
@@ -112,6 +113,12 @@ mod tests {
     use std::os::unix::fs::symlink;
 
     use super::*;
+
+    #[test]
+    fn a_card_that_sleeps_is_no_problem_and_a_file_that_is_not_readable_is_one() {
+        assert!(is_absent(&io::Error::from_raw_os_error(libc::EPERM)));
+        assert!(!is_absent(&io::Error::from_raw_os_error(libc::EACCES)));
+    }
 
     fn tree(files: &[(&str, &str)]) -> tempfile::TempDir {
         let root = tempfile::tempdir().unwrap();

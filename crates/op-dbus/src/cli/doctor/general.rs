@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use op_dbus_daemon::service::{Error, wanted};
+use op_dbus_daemon::service::wanted;
 use op_dbus_daemon::settings::{Bus, CpuEngine, Loaded};
 use op_dbus_models::{Error as StoreError, Model, Store, named};
 use op_dbus_native::Isa;
@@ -54,11 +54,8 @@ pub fn model(loaded: &Loaded) -> (Check, Option<Model>) {
 /// What the settings say that this model can't be served with, or that leaves no room for its texts: no worker is
 /// needed to see that.
 pub fn fit(loaded: &Loaded, model: &Model) -> Vec<Check> {
-    let (expected, found) = (loaded.settings.expect_dimensions, model.dimensions);
     let mut checks = Vec::new();
-    if let Some(expected) = expected.filter(|expected| *expected != found) {
-        let (name, origin) = (model.name.clone(), loaded.origin("expect_dimensions").clone());
-        let reason = Error::Dimensions { model: name, expected, origin, found }.to_string();
+    if let Some(reason) = loaded.wrong_dimensions(&model.name, model.dimensions) {
         let mut check = Check::of_sentence("dimensions", &reason, "");
         check.next = facts::known(&check.found).map(str::to_owned).or(check.next);
         checks.push(check);

@@ -67,14 +67,11 @@ fn places(listed: &str) -> Vec<PathBuf> {
 
 /// The names in the loader's list that it found no file for.
 fn not_found(listed: &str) -> Vec<String> {
-    let mut names = Vec::new();
-    for line in listed.lines() {
-        if let Some((name, place)) = line.split_once("=>")
-            && place.trim() == "not found"
-        {
-            names.push(name.trim().to_owned());
-        }
-    }
+    let missing = |line: &str| {
+        let (name, place) = line.split_once("=>")?;
+        (place.trim() == "not found").then(|| name.trim().to_owned())
+    };
+    let mut names: Vec<String> = listed.lines().filter_map(missing).collect();
     names.dedup();
     names
 }

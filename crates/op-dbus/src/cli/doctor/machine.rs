@@ -226,7 +226,7 @@ fn capabilities(listed: &str, least: f32, named: &Devices) -> Check {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::os::unix::process::ExitStatusExt;
     use std::process::ExitStatus;
 
@@ -236,7 +236,7 @@ mod tests {
     use super::super::facts::of;
     use super::*;
 
-    fn tree(files: &[(&str, &str)]) -> (tempfile::TempDir, Root) {
+    pub fn tree(files: &[(&str, &str)]) -> (tempfile::TempDir, Root) {
         let folder = tempfile::tempdir().unwrap();
         for (path, content) in files {
             let path = folder.path().join(path);

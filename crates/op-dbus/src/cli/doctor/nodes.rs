@@ -90,17 +90,17 @@ fn matching(root: &Root, pattern: &str) -> Vec<String> {
 fn closed(root: &Root, path: &str, node: &Node) -> Check {
     let user = User::from_uid(getuid()).ok().flatten().map_or("you".to_owned(), |user| user.name);
     let found = format!("{path} is not open to {user}");
-    let check = |next: String| match node.needed {
-        true => Check::wrong("nodes", found.clone(), next),
+    if !node.needed {
         // It computes without, if on less.
-        false => Check::unchecked("nodes", found.clone()),
-    };
+        return Check::unchecked("nodes", found);
+    }
     let group = fs::metadata(root.path(path)).ok().filter(|meta| meta.gid() != 0);
     let group = group.and_then(|meta| Group::from_gid(Gid::from_raw(meta.gid())).ok().flatten());
-    check(match group {
+    let next = match group {
         Some(group) => format!("type `usermod -aG {} {user}` and log in again", group.name),
         None => shared(path),
-    })
+    };
+    Check::wrong("nodes", found, next)
 }
 
 #[cfg(test)]
@@ -109,18 +109,12 @@ mod tests {
 
     use super::super::check::State;
     use super::super::facts::of;
+    use super::super::machine;
     use super::super::unit::{self, Unit};
     use super::*;
 
     fn tree(nodes: &[&str]) -> (tempfile::TempDir, Root) {
-        let folder = tempfile::tempdir().unwrap();
-        for node in nodes {
-            let path = folder.path().join(node);
-            fs::create_dir_all(path.parent().unwrap()).unwrap();
-            fs::write(path, "").unwrap();
-        }
-        let root = Root::at(folder.path());
-        (folder, root)
+        machine::tests::tree(&nodes.iter().map(|node| (*node, "")).collect::<Vec<_>>())
     }
 
     #[test]
@@ -150,8 +144,8 @@ mod tests {
             if is_root || group != 0 {
                 assert_eq!(groups(&root, facts).len(), needed, "mode {mode:o}, group {group}");
                 // Whoever looks, even root.
-                let of_root = || of_root(&root, facts);
-                let told = unit::check(&service, facts, Vec::new, of_root, |_| None).unwrap();
+                let closed = |unit: &Unit| Vec::from_iter(unit.may_not_open(of_root(&root, facts)));
+                let told = unit::check(&service, facts, closed).unwrap();
                 let is_open = (mode, group) != (0o660, 0);
                 assert_eq!(told.state == State::Ok, is_open, "{}", told.found);
             }

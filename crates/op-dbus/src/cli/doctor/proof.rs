@@ -1,8 +1,10 @@
 //! The proof: workers of the provider, started as the daemon starts them, a batch on each, and a call.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nix::unistd::geteuid;
+use op_dbus_daemon::devices::Reader;
 use op_dbus_daemon::service::{Error, Means, Options, Request, Served, Service, WorkerProgram};
 use op_dbus_daemon::settings::{Loaded, Offload, Provider};
 use op_dbus_engine::{CancellationToken, WorkerState, WorkerStatus};
@@ -39,7 +41,10 @@ pub async fn check(loaded: &Loaded, provider: Provider) -> Vec<Check> {
         folder.path().clone_into(&mut loaded.settings.cache_dir);
     }
     let begin = Instant::now();
-    let means = Means { spawner: WorkerProgram::this().spawner(), devices: None };
+    let worker = WorkerProgram::this();
+    // Where all devices are asked for, drivers tell of some.
+    let devices = Some(Arc::new(Reader::new(worker.exe.clone())));
+    let means = Means { spawner: worker.spawner(), devices };
     let service = Service::new(loaded, means, None);
     service.start().await;
     let answered = match service.serving(None, None).await {

@@ -12,7 +12,7 @@ const NAME: &str = "service";
 /// Whether the service answers, and what it runs; and what is wrong with the bus, if that does not answer and is
 /// one that somebody asked for: of the system's the machine may have none yet. The service is not started for the
 /// question. `is_unit` is whether systemd has it.
-pub async fn checks(bus: &Bus, origin: &Origin, is_unit: bool) -> (Check, Option<Check>) {
+pub async fn checks(bus: &Bus, origin: &Origin, is_unit: bool) -> Vec<Check> {
     let running = async {
         let service = connect(bus).await?;
         Ok::<_, Failure>(service.is_running().await?.then_some(service))
@@ -20,22 +20,22 @@ pub async fn checks(bus: &Bus, origin: &Origin, is_unit: bool) -> (Check, Option
     let service = match running.await {
         Ok(Some(service)) => service,
         Ok(None) => {
-            return (Check::unchecked(NAME, format!("does not run on the bus {bus}")), None);
+            return vec![Check::unchecked(NAME, format!("does not run on the bus {bus}"))];
         }
         Err(failure) if *bus == Bus::System => {
-            return (Check::unchecked(NAME, failure.message()), None);
+            return vec![Check::unchecked(NAME, failure.message())];
         }
         Err(failure) => {
             let next = format!("name a bus that answers; this one comes from {origin}");
             let wrong = Check::wrong("bus", failure.message(), next);
-            return (Check::unchecked(NAME, "needs the bus"), Some(wrong));
+            return vec![Check::unchecked(NAME, "needs the bus"), wrong];
         }
     };
     let asked = async {
         let manager = service.manager().await?;
         service.told(manager.get_status()).await
     };
-    let check = match asked.await {
+    vec![match asked.await {
         Ok(status) => {
             let status = Properties(status);
             told(status.text("state"), status.text("status"), is_unit)
@@ -47,8 +47,7 @@ pub async fn checks(bus: &Bus, origin: &Origin, is_unit: bool) -> (Check, Option
             };
             Check::wrong(NAME, failure.message(), next)
         }
-    };
-    (check, None)
+    }]
 }
 
 fn told(state: &str, summary: &str, is_unit: bool) -> Check {

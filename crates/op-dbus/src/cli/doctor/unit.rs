@@ -79,8 +79,27 @@ impl Unit {
         })
     }
 
-    /// What of the service's settings the unit's environment says.
-    pub fn environment(&self) -> BTreeMap<OsString, OsString> {
+    /// The settings of the service that the unit's environment says, and what is to be told of those.
+    pub fn settings(&self) -> (BTreeMap<OsString, OsString>, Vec<Check>) {
+        let (environment, unread) = (self.environment(), self.unread());
+        let mut checks = Vec::new();
+        if !environment.is_empty() {
+            let names: Vec<_> = environment.keys().map(|name| name.to_string_lossy()).collect();
+            let found = format!("{NAME} sets {}", names.join(", "));
+            checks.push(Check::ok("environment", found));
+        }
+        if !unread.is_empty() {
+            let found = format!(
+                "{NAME} has {}, of which nothing is read here: the service may have other settings than \
+                 these; `op-dbus status` tells what it runs",
+                unread.join(" and ")
+            );
+            checks.push(Check::unchecked("environment", found));
+        }
+        (environment, checks)
+    }
+
+    fn environment(&self) -> BTreeMap<OsString, OsString> {
         let ours = words(&self.value("Environment")).into_iter();
         let ours = ours.filter(|word| word.starts_with("OP_DBUS_"));
         ours.filter_map(|word| {
@@ -92,7 +111,7 @@ impl Unit {
 
     /// What else says what the settings of the service are, and is not read here: files of variables, and
     /// flags.
-    pub fn unread(&self) -> Vec<String> {
+    fn unread(&self) -> Vec<String> {
         let files = self.0.iter().filter(|(key, _)| key == "EnvironmentFiles");
         let files = files.map(|(_, value)| value.split(" (").next().unwrap_or_default());
         let files = files.filter(|file| !file.is_empty());
@@ -150,36 +169,17 @@ fn words(list: &str) -> Vec<String> {
     words
 }
 
-/// Tells which settings were taken from the unit.
-pub fn variables(names: &[String]) -> Option<Check> {
-    let found = format!("{NAME} sets {}", names.join(", "));
-    (!names.is_empty()).then(|| Check::ok("environment", found))
-}
-
-/// Tells what of the unit has a say in the settings and was not read.
-pub fn unread(what: &[String]) -> Option<Check> {
-    let found = format!(
-        "{NAME} has {}, of which nothing is read here: the service may have other settings than these; \
-         `op-dbus status` tells what it runs",
-        what.join(" and ")
-    );
-    (!what.is_empty()).then(|| Check::unchecked("environment", found))
-}
-
 /// Tells of a unit that can't be started.
 pub fn masked(unit: &Result<Unit, String>) -> Option<Check> {
     let why = unit.as_ref().err().filter(|why| why.as_str() == MASKED)?;
     Some(Check::wrong(UNIT, why, format!("type `systemctl unmask {NAME}`")))
 }
 
-/// The directives that block the provider, in one check; `groups` are those of its device nodes, `of_root` is one of
-/// these that is root's, and `more` is in the way of these settings.
+/// The directives that block the provider, and what `more` of the unit is in its way, in one check.
 pub fn check(
     unit: &Result<Unit, String>,
     facts: &Facts,
-    groups: impl FnOnce() -> Vec<String>,
-    of_root: impl FnOnce() -> Option<String>,
-    more: impl FnOnce(&Unit) -> Option<Obstacle>,
+    more: impl FnOnce(&Unit) -> Vec<Obstacle>,
 ) -> Option<Check> {
     if facts.directives.is_empty() {
         return None;
@@ -198,8 +198,7 @@ pub fn check(
         })
         .collect();
     let mut next = (!blocking.is_empty()).then(|| profile(facts.profile));
-    let others = [unit.lacks(groups), unit.may_not_open(of_root), more(unit)];
-    for (found, mend) in others.into_iter().flatten() {
+    for (found, mend) in more(unit) {
         blocking.push(found);
         next.get_or_insert(mend);
     }
@@ -241,7 +240,7 @@ mod tests {
                         MemoryDenyWriteExecute=no\nProcSubset=all\nSystemCallFilter=mbind read";
 
     fn checked(shown: &str, provider: Provider) -> Check {
-        check(&Unit::parse(shown), of(provider), Vec::new, || None, |_| None).unwrap()
+        check(&Unit::parse(shown), of(provider), |_| Vec::new()).unwrap()
     }
 
     #[test]
@@ -278,9 +277,9 @@ mod tests {
 
     #[test]
     fn what_else_is_in_the_way_has_its_own_advice() {
-        let more = |_: &Unit| Some(("a library".to_owned(), "move it".to_owned()));
+        let more = |_: &Unit| vec![("a library".to_owned(), "move it".to_owned())];
         let cuda = of(Provider::Cuda);
-        let found = |shown| check(&Unit::parse(shown), cuda, Vec::new, || None, more).unwrap();
+        let found = |shown| check(&Unit::parse(shown), cuda, more).unwrap();
         assert_eq!(found(OPEN).next.unwrap(), "move it");
         let both = found(STRICT);
         assert!(both.found.ends_with("; a library"), "{}", both.found);
@@ -298,10 +297,10 @@ mod tests {
 
     #[test]
     fn a_group_that_the_nodes_belong_to_is_needed() {
-        let groups = || vec!["render".to_owned()];
+        let groups = ["render".to_owned()];
+        let lacks = |unit: &Unit| Vec::from_iter(unit.lacks(&groups));
         let cuda = of(Provider::Cuda);
-        let checked =
-            |shown: &str| check(&Unit::parse(shown), cuda, groups, || None, |_| None).unwrap();
+        let checked = |shown: &str| check(&Unit::parse(shown), cuda, lacks).unwrap();
         let lacking = checked(OPEN);
         assert!(lacking.found.contains("without render"), "{}", lacking.found);
         // The profile, which would not help where it is laid over the unit already, is for the directives.
@@ -325,17 +324,17 @@ mod tests {
     fn the_environment_of_the_unit_is_read_with_its_quotes() {
         let shown = "LoadState=loaded\nEnvironment=OP_DBUS_VECTOR_LEVEL=low HOME=/x \
                      \"OP_DBUS_MODEL_DIR=/a b/\\\"c\"";
-        let read = Unit::parse(shown).ok().unwrap().environment();
+        let (read, told) = Unit::parse(shown).ok().unwrap().settings();
         let pair = |name: &str, value: &str| (name.into(), value.into());
         let expected = [pair("OP_DBUS_VECTOR_LEVEL", "low"), pair("OP_DBUS_MODEL_DIR", "/a b/\"c")];
         assert_eq!(read, expected.into());
-        assert!(variables(&["OP_DBUS_THREADS".to_owned()]).is_some());
-        assert!(variables(&[]).is_none());
+        let found = "op-dbus.service sets OP_DBUS_MODEL_DIR, OP_DBUS_VECTOR_LEVEL";
+        assert_eq!(told, [Check::ok("environment", found)]);
     }
 
     #[test]
     fn what_of_the_unit_is_not_read_is_told() {
-        let unread = |shown: &str| Unit::parse(shown).ok().unwrap().unread();
+        let unit = |shown: &str| Unit::parse(shown).ok().unwrap();
         let shown = "LoadState=loaded\nEnvironmentFiles=/etc/default/op-dbus (ignore_errors=yes)\n\
                      EnvironmentFiles=/run/my file (ignore_errors=no)\n\
                      ExecStart={ path=/usr/bin/op-dbus ; argv[]=/usr/bin/op-dbus daemon --log debug ; \
@@ -345,14 +344,12 @@ mod tests {
             "EnvironmentFile=/run/my file",
             "the flags --log debug",
         ];
-        assert_eq!(unread(shown), expected);
-        assert!(
-            super::unread(&unread(shown)).unwrap().found.contains("--log debug, of which nothing")
-        );
+        assert_eq!(unit(shown).unread(), expected);
+        let (_, told) = unit(shown).settings();
+        assert!(told[0].found.contains("--log debug, of which nothing"), "{}", told[0].found);
         let plain = "LoadState=loaded\nEnvironmentFiles=\n\
                      ExecStart={ path=/usr/bin/op-dbus ; argv[]=/usr/bin/op-dbus daemon ; pid=0 }";
-        assert_eq!(unread(plain), [""; 0]);
-        assert!(super::unread(&[]).is_none());
+        assert_eq!(unit(plain).settings(), (BTreeMap::new(), Vec::new()));
     }
 
     #[test]
@@ -370,7 +367,7 @@ mod tests {
         let check = checked("LoadState=not-found\nUser=", Provider::Cuda);
         assert_eq!(check.state, State::Unchecked);
         let strict = Unit::parse(STRICT);
-        assert!(super::check(&strict, of(Provider::Cpu), Vec::new, || None, |_| None).is_none());
+        assert!(super::check(&strict, of(Provider::Cpu), |_| Vec::new()).is_none());
         assert_eq!(strict.ok().and_then(|unit| unit.user()), Some("op-dbus".to_owned()));
     }
 }

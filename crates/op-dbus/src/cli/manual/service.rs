@@ -18,6 +18,9 @@ const PROFILES: &[(&str, &str)] = profiles! {
     "standard" "high-value" "high-throughput" "edge" "development" "gpu" "onnx-runtime" "remote"
 };
 
+/// The one that the page shows how to install: it needs nothing that may not be there.
+const SHOWN: &str = "standard";
+
 /// Directives that name a folder of the service, with what is above it and what is in it.
 const FOLDERS: [(&str, &str, &str); 4] = [
     ("ConfigurationDirectory", "/etc", "Settings: see op-dbus.toml(5)."),
@@ -118,11 +121,11 @@ fn profiles(page: &mut Page) {
     for (name, content) in PROFILES {
         page.term(name, &purpose(content));
     }
-    page.lines(
-        "install -D -m 644 /usr/share/op-dbus/profiles/edge.conf \\\n    \
+    page.lines(&format!(
+        "install -D -m 644 /usr/share/op-dbus/profiles/{SHOWN}.conf \\\n    \
          /etc/systemd/system/op-dbus.service.d/50-profile.conf\n\
-         systemctl daemon-reload\nsystemctl restart op-dbus",
-    );
+         systemctl daemon-reload\nsystemctl restart op-dbus"
+    ));
 }
 
 /// The value of a directive of the unit; empty without it.
@@ -162,6 +165,13 @@ mod tests {
             assert!(PROFILES.iter().any(|(known, _)| *known == name), "{name} is missing");
         }
         assert!(PROFILES.iter().all(|(_, content)| purpose(content).starts_with("For ")));
+    }
+
+    #[test]
+    fn the_profile_that_the_page_installs_has_no_settings() {
+        let (_, content) = PROFILES.iter().find(|(name, _)| *name == SHOWN).unwrap();
+        assert!(!content.contains("OP_DBUS_"), "a level or a provider would have to be fetched");
+        assert!(page().contains(&format!("/profiles/{SHOWN}.conf")));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! `op-dbus models list`: the built-in models and the imported ones, and the state of each.
 
-use op_dbus_models::{Level, Model, Store, manifest};
+use op_dbus_models::{Level, Store, manifest};
 use serde::Serialize;
 use serde_json::json;
 
@@ -59,35 +59,29 @@ pub(super) fn run(store: &Store, json: bool) -> Result<(), Failure> {
 
 /// The built-in models, lowest level first, then the imported ones.
 fn rows(store: &Store) -> Vec<Row> {
-    let mut rows: Vec<Row> = manifest::models()
-        .iter()
-        .map(|model| {
-            let (state, reason) = state(store, &model.name);
-            Row {
-                name: model.name.clone(),
-                level: Some(model.level),
-                dimensions: Some(model.dimensions),
-                max_input_tokens: Some(model.max_input_tokens),
-                bytes: Some(model.bytes()),
-                state,
-                reason,
-            }
-        })
-        .collect();
-    for name in store.names().into_iter().filter(|name| manifest::find(name).is_none()) {
+    let built_in = manifest::models().iter().map(|model| {
+        let known = (model.dimensions, model.max_input_tokens, model.bytes());
+        (model.name.clone(), Some(model.level), Some(known))
+    });
+    let others = store.names().into_iter().filter(|name| manifest::find(name).is_none());
+    let imported = others.map(|name| {
         let model = store.get(&name).ok();
+        let known = model.map(|model| (model.dimensions, model.max_input_tokens, model.bytes()));
+        (name, None, known)
+    });
+    let row = |(name, level, known): (String, Option<Level>, Option<(usize, usize, u64)>)| {
         let (state, reason) = state(store, &name);
-        rows.push(Row {
-            level: None,
-            dimensions: model.as_ref().map(|model| model.dimensions),
-            max_input_tokens: model.as_ref().map(|model| model.max_input_tokens),
-            bytes: model.as_ref().map(Model::bytes),
+        Row {
             name,
+            level,
+            dimensions: known.map(|(dimensions, _, _)| dimensions),
+            max_input_tokens: known.map(|(_, tokens, _)| tokens),
+            bytes: known.map(|(_, _, bytes)| bytes),
             state,
             reason,
-        });
-    }
-    rows
+        }
+    };
+    built_in.chain(imported).map(row).collect()
 }
 
 fn state(store: &Store, name: &str) -> (&'static str, Option<String>) {

@@ -47,7 +47,7 @@ fn unread(name: impl fmt::Display, error: &io::Error) -> Failure {
 }
 
 /// Sends the texts of a file; returns how many there are.
-pub(super) fn feed(
+pub(super) async fn feed(
     reader: &mut dyn BufRead,
     name: &str,
     text_bytes_max: usize,
@@ -74,7 +74,7 @@ pub(super) fn feed(
         let text = decoded(text, &place)?;
         check(text, text_bytes_max, &place)?;
         // What has no line feed is the last. Who read on would have a terminal's end typed once more.
-        if !outgoing.send(text.to_owned()) || !line.ends_with(b"\n") {
+        if !outgoing.send(text.to_owned()).await || !line.ends_with(b"\n") {
             return Ok(lines);
         }
     }
@@ -117,16 +117,23 @@ fn check_length(bytes: usize, bytes_max: usize, place: &str) -> Result<(), Failu
 
 #[cfg(test)]
 mod tests {
-    use super::super::{CallLimits, channel};
+    use futures_util::FutureExt;
+
+    use super::super::{CallLimits, Texts, channel};
     use super::*;
 
     const LIMITS: CallLimits = CallLimits { texts_max: 3, bytes_max: 8, text_bytes_max: 6 };
 
     fn lines(input: &[u8]) -> Result<Vec<String>, Failure> {
         let (outgoing, mut texts) = channel(LIMITS);
-        feed(&mut &*input, "in", LIMITS.text_bytes_max, &outgoing)?;
-        drop(outgoing);
-        std::iter::from_fn(|| texts.incoming.try_recv().ok()).collect()
+        // There is room for all of it.
+        feed(&mut &*input, "in", LIMITS.text_bytes_max, &outgoing).now_or_never().unwrap()?;
+        fed(&mut texts)
+    }
+
+    fn fed(texts: &mut Texts) -> Result<Vec<String>, Failure> {
+        let read = std::iter::from_fn(|| texts.incoming.try_recv().ok());
+        read.map(|read| read.map(|(text, _)| text)).collect()
     }
 
     #[test]
@@ -177,9 +184,9 @@ mod tests {
         for typed in typed {
             let (outgoing, mut texts) = channel(LIMITS);
             let mut reader = BufReader::new(Typed(typed.into_iter()));
-            assert_eq!(feed(&mut reader, "in", LIMITS.text_bytes_max, &outgoing), Ok(2));
-            let fed = std::iter::from_fn(|| texts.incoming.try_recv().ok());
-            assert_eq!(fed.collect::<Result<Vec<_>, _>>().unwrap(), ["a", "b"]);
+            let read = feed(&mut reader, "in", LIMITS.text_bytes_max, &outgoing);
+            assert_eq!(read.now_or_never(), Some(Ok(2)));
+            assert_eq!(fed(&mut texts).unwrap(), ["a", "b"]);
         }
     }
 }

@@ -74,6 +74,10 @@ impl Interval {
         let padded_tokens = grown(before.padded_tokens, after.padded_tokens);
         let rate = |count: u64| count as f64 / seconds;
         let per = |count: u64, of: u64| (of > 0).then(|| count as f64 / of as f64);
+        let failed = |(kind, count): (&String, &u64)| {
+            let new = grown(before.failures.get(kind).copied().unwrap_or(0), *count);
+            (new > 0).then(|| (kind.clone(), new))
+        };
         Some(Self {
             seconds,
             calls_per_s: rate(grown(before.calls, after.calls)),
@@ -84,32 +88,25 @@ impl Interval {
             rows_per_batch: per(rows, batches),
             tokens_per_batch: per(tokens, batches),
             padded_over_tokens: per(padded_tokens, tokens),
-            queue_us: Percentiles::of(&after.queue_times().since(&before.queue_times())),
-            compute_us: Percentiles::of(&after.compute_times().since(&before.compute_times())),
+            queue_us: Percentiles::of(&before.queue_us_buckets, &after.queue_us_buckets),
+            compute_us: Percentiles::of(&before.compute_us_buckets, &after.compute_us_buckets),
             truncated: grown(before.truncated, after.truncated),
             retries: grown(before.retries, after.retries),
-            failures: new_failures(&before.failures, &after.failures),
+            failures: after.failures.iter().filter_map(failed).collect(),
             workers: workers(earlier, later, seconds),
         })
     }
 }
 
 impl Percentiles {
-    fn of(times: &Times) -> Option<Self> {
+    /// Of the calls that were counted between these; none without one.
+    fn of(before: &[(u64, u64)], after: &[(u64, u64)]) -> Option<Self> {
+        let [before, after] = [before, after]
+            .map(|buckets| Times { sum_us: 0, buckets: buckets.iter().copied().collect() });
+        let times = after.since(&before);
         let [p50, p90, p99] = [50, 90, 99].map(|percent| times.quantile(percent));
         (times.count() > 0).then_some(Self { p50, p90, p99 })
     }
-}
-
-fn new_failures(
-    before: &BTreeMap<String, u64>,
-    after: &BTreeMap<String, u64>,
-) -> BTreeMap<String, u64> {
-    let grown = |(kind, count): (&String, &u64)| {
-        let new = count.saturating_sub(before.get(kind).copied().unwrap_or(0));
-        (new > 0).then(|| (kind.clone(), new))
-    };
-    after.iter().filter_map(grown).collect()
 }
 
 /// By process; one that was replaced goes on counting in its place. One that was not there before has no figures:
@@ -121,19 +118,14 @@ fn workers(earlier: &Reading, later: &Reading, seconds: f64) -> Vec<WorkerInterv
     let mut replaced: Vec<_> = earlier.status.workers.iter().filter(|one| is_gone(one)).collect();
     let mut found = Vec::new();
     for after in &later.status.workers {
-        let in_its_place = replaced.iter().position(|before| place(before) == place(after));
-        if after.pid == 0 {
-            // It has no figures, and keeps its place.
-            in_its_place.map(|position| replaced.remove(position));
-            continue;
-        }
-        let before = match earlier.status.workers.iter().find(|before| before.pid == after.pid) {
-            Some(before) => before,
-            None => match in_its_place {
-                Some(position) => replaced.remove(position),
-                None => continue,
-            },
+        let is_same = |before: &&Worker| after.pid != 0 && before.pid == after.pid;
+        let in_its_place = || {
+            let position = replaced.iter().position(|before| place(before) == place(after))?;
+            Some(replaced.remove(position))
         };
+        let before = earlier.status.workers.iter().find(is_same).or_else(in_its_place);
+        // Without a process it has no figures, and keeps its place.
+        let Some(before) = before.filter(|_| after.pid != 0) else { continue };
         let rate = |before: u64, after: u64| after.saturating_sub(before) as f64 / seconds;
         found.push(WorkerInterval {
             pid: after.pid,
@@ -154,17 +146,14 @@ fn place(worker: &Worker) -> (&str, &str, bool) {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::OnceLock;
+    use std::sync::LazyLock;
     use std::time::{Duration, Instant};
 
     use serde_json::json;
 
     use super::*;
 
-    fn start() -> Instant {
-        static START: OnceLock<Instant> = OnceLock::new();
-        *START.get_or_init(Instant::now)
-    }
+    static START: LazyLock<Instant> = LazyLock::new(Instant::now);
 
     fn reading(seconds: u64, pid: u32, calls: u64) -> Reading {
         let status = json!({
@@ -178,7 +167,7 @@ mod tests {
             "queue_us_buckets": [[16, 100], [1024, calls]],
         });
         let mut reading = Reading::new(status, statistics, json!([])).unwrap();
-        reading.at = start() + Duration::from_secs(seconds);
+        reading.at = *START + Duration::from_secs(seconds);
         reading
     }
 
@@ -208,7 +197,7 @@ mod tests {
             let workers: Vec<_> = workers.iter().map(worker).collect();
             let status = json!({ "pid": 1, "since": 5, "workers": workers });
             let mut reading = Reading::new(status, json!({}), json!([])).unwrap();
-            reading.at = start() + Duration::from_secs(seconds);
+            reading.at = *START + Duration::from_secs(seconds);
             reading
         };
         let busy = |before: &[Told], after: &[Told]| -> Vec<(u32, f64)> {

@@ -19,6 +19,11 @@ const NAME_CHARS: usize = 11;
 
 /// One number of an interval.
 pub type Measure = fn(&Interval) -> f64;
+/// Those that have a chart, with their names.
+pub const RATES: [(&str, Measure); 2] = [
+    ("texts/s", |interval: &Interval| interval.rows_per_s),
+    ("tokens/s", |interval: &Interval| interval.tokens_per_s),
+];
 
 /// What is shown, at one moment.
 #[derive(Clone, Copy)]
@@ -37,7 +42,7 @@ pub struct View<'a> {
 pub fn plain(view: &View<'_>) -> String {
     let sections = [
         view.about(),
-        vec![view.rate_line("texts/s", rows_per_s), view.rate_line("tokens/s", tokens_per_s)],
+        RATES.map(|(name, of)| view.named(name, rate_label(view.interval, of))).to_vec(),
         view.counts().into_iter().chain(view.devices()).collect(),
         view.times(),
         view.workers(usize::MAX),
@@ -102,11 +107,6 @@ impl View<'_> {
         devices.iter().map(|line| self.named("Device", line.clone())).collect()
     }
 
-    /// A rate with its name, as [`rate_label`] has it.
-    fn rate_line(&self, name: &str, of: Measure) -> Line<'static> {
-        self.named(name, rate_label(self.interval, of))
-    }
-
     /// What is in the queue, how full batches are, and what did not go well.
     pub fn counts(&self) -> Vec<Line<'static>> {
         let Some(Reading { statistics, .. }) = self.reading else { return Vec::new() };
@@ -150,8 +150,7 @@ impl View<'_> {
             true => ("none".to_owned(), Colour::Faint),
             false => (printable(&failures.join(", "), SENTENCE_CHARS), Colour::Doubtful),
         };
-        let name = self.span(format!("{:<NAME_CHARS$} ", "Failures"), Colour::Faint);
-        lines.push(Line::from(vec![name, self.span(failures, shade)]));
+        lines.push(self.named("Failures", self.span(failures, shade)));
         lines
     }
 
@@ -208,9 +207,8 @@ impl View<'_> {
         lines
     }
 
-    fn named(&self, name: &str, rest: String) -> Line<'static> {
-        let name = self.span(format!("{name:<NAME_CHARS$} "), Colour::Faint);
-        Line::from(vec![name, Span::raw(rest)])
+    fn named(&self, name: &str, rest: impl Into<Span<'static>>) -> Line<'static> {
+        Line::from(vec![self.span(format!("{name:<NAME_CHARS$} "), Colour::Faint), rest.into()])
     }
 
     pub fn span(&self, text: String, colour: Colour) -> Span<'static> {
@@ -221,14 +219,6 @@ impl View<'_> {
 /// A rate as the chart beside it is labelled; empty until one is measured.
 pub fn rate_label(interval: Option<&Interval>, of: Measure) -> String {
     interval.map_or_else(String::new, |interval| rate(of(interval)))
-}
-
-pub fn rows_per_s(interval: &Interval) -> f64 {
-    interval.rows_per_s
-}
-
-pub fn tokens_per_s(interval: &Interval) -> f64 {
-    interval.tokens_per_s
 }
 
 fn worker_line(worker: &Worker, interval: Option<&WorkerInterval>) -> Line<'static> {

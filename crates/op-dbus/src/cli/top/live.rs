@@ -4,7 +4,7 @@ use std::mem::ManuallyDrop;
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime};
 
-use crossterm::event::{Event, EventStream, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
+use crossterm::event::{Event, EventStream, KeyCode, KeyModifiers};
 use futures_util::StreamExt;
 use ratatui::DefaultTerminal;
 use tokio::signal::unix::{SignalKind, signal};
@@ -16,7 +16,7 @@ use super::super::{Done, Failure};
 use super::interval::Interval;
 use super::lines::View;
 use super::reading::{Reading, Source};
-use super::screen::{History, Pace, draw};
+use super::screen::{History, draw};
 
 /// The terminal as the page has it. It is given back however this ends; a panic gives it back
 /// before its message is printed. By itself ratatui would print that it can't where the terminal is gone,
@@ -51,7 +51,8 @@ pub async fn run(source: Source, period: Duration) -> Done {
     let mut events = EventStream::new();
     let (sender, mut readings) = mpsc::channel(1);
     tokio::spawn(sample(source, period, sender));
-    let mut page = Page::new(period);
+    let (newest, history) = Default::default();
+    let mut page = Page { period, coloured: colour(), newest, history };
     loop {
         if let Err(error) = screen.0.draw(|frame| page.draw(frame)) {
             match error.raw_os_error() {
@@ -63,12 +64,9 @@ pub async fn run(source: Source, period: Duration) -> Done {
         tokio::select! {
             Some(reading) = readings.recv() => page.take(reading),
             event = events.next() => match event {
-                Some(Ok(event)) => match Wish::of(&event) {
-                    Some(Wish::End) => break,
-                    Some(Wish::Pause) => page.pause(),
-                    // Whatever else it is, a change of the size among it: the page is drawn again.
-                    None => {}
-                },
+                Some(Ok(event)) if ends(&event) => break,
+                // Whatever else it is, a change of the size among it: the page is drawn again.
+                Some(Ok(_)) => {}
                 Some(Err(error)) => {
                     return Err(Failure::refused(format!("can't read the terminal: {error}")));
                 }
@@ -98,101 +96,62 @@ async fn sample(
     }
 }
 
-/// What a key asks for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Wish {
-    End,
-    Pause,
-}
-
-impl Wish {
-    fn of(event: &Event) -> Option<Self> {
-        let Event::Key(KeyEvent { code, modifiers, kind: KeyEventKind::Press, .. }) = event else {
-            return None;
-        };
-        match (code, *modifiers) {
-            (KeyCode::Char('c'), KeyModifiers::CONTROL) => Some(Self::End),
-            (KeyCode::Char('q' | 'Q') | KeyCode::Esc, _) => Some(Self::End),
-            (KeyCode::Char('p' | 'P'), _) => Some(Self::Pause),
-            _ => None,
-        }
-    }
+/// Whether a key asks for the end.
+fn ends(event: &Event) -> bool {
+    event.as_key_press_event().is_some_and(|key| match key.code {
+        KeyCode::Char('c') => key.modifiers == KeyModifiers::CONTROL,
+        code => matches!(code, KeyCode::Char('q' | 'Q') | KeyCode::Esc),
+    })
 }
 
 /// Everything that the page is drawn from.
 struct Page {
-    pace: Pace,
+    period: Duration,
     coloured: bool,
-    /// What is shown, which while paused is not the newest.
-    shown: Shown,
-    newest: Shown,
-}
-
-#[derive(Clone, Default)]
-struct Shown {
-    reading: Option<Reading>,
-    absent: Option<String>,
+    newest: Option<Result<Reading, Failure>>,
     history: History,
-    at: Option<SystemTime>,
 }
 
 impl Page {
-    fn new(period: Duration) -> Self {
-        let (shown, newest) = Default::default();
-        Self { pace: Pace { period, paused: false }, coloured: colour(), shown, newest }
-    }
-
     fn take(&mut self, reading: Result<Reading, Failure>) {
-        let newest = &mut self.newest;
-        let interval = match (&newest.reading, &reading) {
-            (Some(earlier), Ok(later)) => Interval::between(earlier, later),
+        self.history.push(match (&self.newest, &reading) {
+            (Some(Ok(earlier)), Ok(later)) => Interval::between(earlier, later),
             _ => None,
-        };
-        newest.history.push(interval);
-        newest.absent = reading.as_ref().err().map(|failure| failure.message().to_owned());
-        newest.reading = reading.ok();
-        newest.at = Some(SystemTime::now());
-        if !self.pace.paused {
-            self.shown = newest.clone();
-        }
-    }
-
-    fn pause(&mut self) {
-        self.pace.paused = !self.pace.paused;
-        if !self.pace.paused {
-            self.shown = self.newest.clone();
-        }
+        });
+        self.newest = Some(reading);
     }
 
     fn draw(&self, frame: &mut ratatui::Frame<'_>) {
-        let Shown { reading, absent, history, at } = &self.shown;
+        let newest = self.newest.as_ref().map(Result::as_ref);
         let view = View {
-            reading: reading.as_ref(),
-            interval: history.newest(),
-            absent: absent.as_deref(),
+            reading: newest.and_then(Result::ok),
+            interval: self.history.newest(),
+            absent: newest.and_then(Result::err).map(Failure::message),
             coloured: self.coloured,
-            now: at.unwrap_or_else(SystemTime::now),
+            now: SystemTime::now(),
         };
-        draw(frame, &view, history, self.pace);
+        draw(frame, &view, &self.history, self.period);
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use crossterm::event::KeyEvent;
+
     use super::*;
 
-    fn wish(code: KeyCode, modifiers: KeyModifiers) -> Option<Wish> {
-        Wish::of(&Event::Key(KeyEvent::new(code, modifiers)))
-    }
-
     #[test]
-    fn keys_that_end_it_and_the_one_that_pauses() {
+    fn keys_that_end_it() {
         let none = KeyModifiers::NONE;
-        assert_eq!(wish(KeyCode::Char('q'), none), Some(Wish::End));
-        assert_eq!(wish(KeyCode::Esc, none), Some(Wish::End));
-        assert_eq!(wish(KeyCode::Char('c'), KeyModifiers::CONTROL), Some(Wish::End));
-        assert_eq!(wish(KeyCode::Char('c'), none), None);
-        assert_eq!(wish(KeyCode::Char('p'), none), Some(Wish::Pause));
-        assert_eq!(Wish::of(&Event::Resize(80, 24)), None);
+        for (code, modifiers, is_end) in [
+            (KeyCode::Char('q'), none, true),
+            (KeyCode::Esc, none, true),
+            (KeyCode::Char('c'), KeyModifiers::CONTROL, true),
+            (KeyCode::Char('c'), none, false),
+        ] {
+            let key = Event::Key(KeyEvent::new(code, modifiers));
+            assert_eq!(ends(&key), is_end, "{key:?}");
+        }
+        assert!(!ends(&Event::Resize(80, 24)));
     }
 }

@@ -4,10 +4,9 @@ use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
 
 use op_dbus_daemon::settings::Bus;
-use op_dbus_engine::Times;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
-use serde_json::Value;
+use serde_json::{Value, json};
 use zbus::OwnedVariant;
 
 use super::super::status::device_line;
@@ -21,22 +20,15 @@ type Dictionary = HashMap<String, OwnedVariant>;
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// One reading. What an older service does not tell is zero or empty.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Reading {
     pub at: Instant,
     pub status: Status,
     pub statistics: Statistics,
     /// A line for each device that computes and of which more is known than its name.
     pub devices: Vec<String>,
-    pub json: Json,
-}
-
-/// The replies as they came.
-#[derive(Clone, Debug)]
-pub struct Json {
-    pub status: Value,
-    pub statistics: Value,
-    pub devices: Value,
+    /// The replies as they came, in one object.
+    pub json: Value,
 }
 
 /// Of `GetStatus`.
@@ -102,16 +94,6 @@ pub struct Statistics {
     pub compute_us_buckets: Vec<(u64, u64)>,
 }
 
-impl Statistics {
-    pub fn queue_times(&self) -> Times {
-        Times { sum_us: 0, buckets: self.queue_us_buckets.iter().copied().collect() }
-    }
-
-    pub fn compute_times(&self) -> Times {
-        Times { sum_us: 0, buckets: self.compute_us_buckets.iter().copied().collect() }
-    }
-}
-
 impl Reading {
     /// # Errors
     /// When a value is of another type than the interface says.
@@ -122,7 +104,7 @@ impl Reading {
             status: typed(&status)?,
             statistics: typed(&statistics)?,
             devices: lines,
-            json: Json { status, statistics, devices },
+            json: json!({ "status": status, "statistics": statistics, "devices": devices }),
         })
     }
 }

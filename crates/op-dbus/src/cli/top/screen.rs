@@ -10,7 +10,7 @@ use ratatui::widgets::{Paragraph, RenderDirection, Sparkline, Wrap};
 
 use super::super::terminal::{Colour, since};
 use super::interval::Interval;
-use super::lines::{Measure, View, rate_label, rows_per_s, style, tokens_per_s};
+use super::lines::{Measure, RATES, View, rate_label, style};
 
 /// Intervals that are remembered: as many as the widest terminal has columns for.
 const HISTORY_MAX: usize = 512;
@@ -20,7 +20,7 @@ const LABEL_COLUMNS: u16 = 20;
 const CHART_LINES_MAX: u16 = 20;
 
 /// The last intervals, newest first; none where nothing could be measured.
-#[derive(Clone, Debug, Default)]
+#[derive(Debug, Default)]
 pub struct History(VecDeque<Option<Interval>>);
 
 impl History {
@@ -41,15 +41,8 @@ impl History {
     }
 }
 
-/// What frames the page: how often it changes, and whether it does.
-#[derive(Clone, Copy, Debug)]
-pub struct Pace {
-    pub period: Duration,
-    pub paused: bool,
-}
-
-/// Draws the page into all of `frame`.
-pub fn draw(frame: &mut Frame<'_>, view: &View<'_>, history: &History, pace: Pace) {
+/// Draws the page, which changes once a `period`, into all of `frame`.
+pub fn draw(frame: &mut Frame<'_>, view: &View<'_>, history: &History, period: Duration) {
     let area = frame.area();
     let (about, times) = (view.about(), view.times());
     let counts: Vec<Line<'_>> = view.counts().into_iter().chain(view.devices()).collect();
@@ -78,10 +71,8 @@ pub fn draw(frame: &mut Frame<'_>, view: &View<'_>, history: &History, pace: Pac
         ])
         .areas(area);
     frame.render_widget(Paragraph::new(about).wrap(Wrap { trim: false }), about_area);
-    keys(frame, view, pace, legend);
-    let charts: [(_, Measure, _); 2] =
-        [("texts/s", rows_per_s, texts), ("tokens/s", tokens_per_s, tokens)];
-    for (name, of, area) in charts {
+    draw_legend(frame, view, period, legend);
+    for ((name, of), area) in RATES.into_iter().zip([texts, tokens]) {
         let label = rate_label(view.interval, of);
         draw_chart(frame, view, area, (name, label), &history.series(of));
     }
@@ -91,24 +82,22 @@ pub fn draw(frame: &mut Frame<'_>, view: &View<'_>, history: &History, pace: Pac
     frame.render_widget(Paragraph::new(lines), workers_area);
 }
 
-/// The line above the charts: how much time they show, and which keys there are.
-fn keys(frame: &mut Frame<'_>, view: &View<'_>, pace: Pace, area: Rect) {
+/// The line above the charts: how much time they show, and which key ends it.
+fn draw_legend(frame: &mut Frame<'_>, view: &View<'_>, period: Duration, area: Rect) {
+    const KEY: &str = "q ends";
     let columns = area.width.saturating_sub(LABEL_COLUMNS).min(HISTORY_MAX as u16);
-    let shown = pace.period * u32::from(columns);
+    let shown = period * u32::from(columns);
     let [label, rest] =
         Layout::horizontal([Constraint::Length(LABEL_COLUMNS), Constraint::Min(0)]).areas(area);
-    let (pause, shade) = match pace.paused {
-        true => ("PAUSED, p goes on, q ends", Colour::Doubtful),
-        false => ("p pauses, q ends", Colour::Faint),
-    };
-    let every = pace.period.as_secs_f64();
+    let every = period.as_secs_f64();
     frame.render_widget(view.span(format!("every {every} s"), Colour::Faint), label);
     let shown = format!("the last {}", since(shown.as_secs()));
     // Else one would lie over the other.
-    if shown.len() + 1 + pause.len() <= usize::from(rest.width) {
+    if shown.len() + 1 + KEY.len() <= usize::from(rest.width) {
         frame.render_widget(view.span(shown, Colour::Faint), rest);
     }
-    frame.render_widget(Line::from(view.span(pause.to_owned(), shade)).right_aligned(), rest);
+    let key = view.span(KEY.to_owned(), Colour::Faint);
+    frame.render_widget(Line::from(key).right_aligned(), rest);
 }
 
 /// The newest value on the left, and the ones before it, newest on the right.

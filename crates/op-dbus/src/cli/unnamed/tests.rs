@@ -11,8 +11,9 @@ use super::*;
 
 #[test]
 fn what_is_no_file_of_its_own_is_written_to_as_it_is() {
-    for path in ["/dev/null", "/dev/stdout", "/proc/self/fd/1"] {
-        assert!(Unnamed::new(Path::new(path), true).unwrap().is_none(), "{path}");
+    assert!(Unnamed::new(Path::new("/dev/null"), true).unwrap().is_none());
+    for path in ["/dev/stdout", "/dev/fd/3", "/proc/self/fd/1"] {
+        assert!(is_open(Path::new(path)), "{path}");
     }
 }
 
@@ -119,23 +120,30 @@ fn what_cant_be_replaced_is_written_over_in_the_end() {
     assert_eq!(folder.path().read_dir().unwrap().count(), 1);
 }
 
+/// As `setfacl -m u:UID:RIGHTS` makes one, by the kernel's layout (`linux/posix_acl_xattr.h`): version 2, and what the
+/// owner, this user, the group, the list at most, and others may.
+pub fn give_list(path: &Path, uid: u32, rights: u16) -> rustix::io::Result<Vec<u8>> {
+    let mut list = 2_u32.to_le_bytes().to_vec();
+    for (tag, rights, number) in
+        [(1, rights, !0), (2, rights, uid), (4, 0, !0), (16, rights, !0), (32, 0, !0)]
+    {
+        list.extend([tag, rights].map(u16::to_le_bytes).concat());
+        list.extend(u32::to_le_bytes(number));
+    }
+    rustix::fs::setxattr(path, ACL, &list, rustix::fs::XattrFlags::empty())?;
+    Ok(list)
+}
+
 #[test]
 fn what_has_a_list_of_rights_keeps_it() {
     let folder = tempfile::tempdir().unwrap();
     let place = folder.path().join("old");
     fs::write(&place, "old").unwrap();
-    // Version 2, and what the owner, root, the group, the list at most, and others may: tag, rights, number.
-    let entries = [(1, 6, !0), (2, 6, 0), (4, 0, !0), (16, 6, !0), (32, 0, !0)];
-    let mut list = 2_u32.to_le_bytes().to_vec();
-    for (tag, rights, number) in entries {
-        list.extend([tag, rights].map(u16::to_le_bytes).concat());
-        list.extend(u32::to_le_bytes(number));
-    }
-    match rustix::fs::setxattr(&place, ACL, &list, rustix::fs::XattrFlags::empty()) {
+    let list = match give_list(&place, 0, 6) {
         // Nothing to lose on this file system.
         Err(rustix::io::Errno::NOTSUP) => return,
-        set => set.unwrap(),
-    }
+        given => given.unwrap(),
+    };
     let inode = fs::metadata(&place).unwrap().ino();
     let unnamed = Unnamed::new(&place, true).unwrap().unwrap();
     unnamed.open().unwrap().write_all(b"new").unwrap();

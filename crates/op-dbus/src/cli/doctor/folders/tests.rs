@@ -2,6 +2,7 @@
 
 use std::os::unix::fs::PermissionsExt;
 
+use super::super::super::unnamed::tests::give_list;
 use super::super::check::State;
 use super::*;
 
@@ -153,23 +154,10 @@ fn what_is_not_there_is_made_or_asked_for() {
     assert!(next.starts_with("type `install -d -o stranger -m 755 "), "{next}");
 }
 
-/// As `setfacl -m u:64905:rwx` makes one, by the kernel's layout (`linux/posix_acl_xattr.h`).
-fn with_list(path: &Path) -> rustix::io::Result<()> {
-    const NOBODY: u32 = u32::MAX;
-    let entries: [(u16, u16, u32); 5] =
-        [(1, 7, NOBODY), (2, 7, 64_905), (4, 0, NOBODY), (16, 7, NOBODY), (32, 0, NOBODY)];
-    let mut list = 2_u32.to_le_bytes().to_vec();
-    for (kind, bits, id) in entries {
-        list.extend([kind.to_le_bytes(), bits.to_le_bytes()].concat());
-        list.extend(id.to_le_bytes());
-    }
-    rustix::fs::setxattr(path, "system.posix_acl_access", &list, rustix::fs::XattrFlags::empty())
-}
-
 #[test]
 fn who_is_on_a_list_is_asked_to_try() {
     let (_root, path) = folder(0o700);
-    if let Err(error) = with_list(&path) {
+    if let Err(error) = give_list(&path, stranger().uid, 7) {
         eprintln!("SKIP: no access control list can be made here: {error}");
         return;
     }

@@ -19,13 +19,24 @@ const SEALED: [&str; 3] = ["LoadCredentialEncrypted", "SetCredential", "SetCrede
 pub fn credentials_of(unit: &str) -> String {
     let output = Command::new("systemctl").args(["cat", unit]).output();
     let files = output.map(|output| output.stdout).unwrap_or_default();
-    let files = String::from_utf8_lossy(&files);
-    let named = |line: &&str| line.split_once('=').is_some_and(|(key, _)| is_credential(key));
-    files.lines().filter(named).collect::<Vec<_>>().join("\n")
+    credential_lines(&String::from_utf8_lossy(&files))
+}
+
+/// Of a unit's files the lines that name credentials, without the blanks that systemd passes over.
+fn credential_lines(files: &str) -> String {
+    let pairs = files.lines().filter_map(|line| line.split_once('='));
+    let pairs = pairs.map(|(key, value)| (key.trim(), value.trim()));
+    let named = pairs.filter(|(key, _)| is_credential(key));
+    named.map(|(key, value)| format!("{key}={value}")).collect::<Vec<_>>().join("\n")
 }
 
 fn is_credential(key: &str) -> bool {
     key == LOADED || SEALED.contains(&key)
+}
+
+/// Of the two lists that systemd keeps, encrypted or not, the one that a line goes to.
+fn list_of(key: &str) -> &str {
+    key.strip_suffix("Encrypted").unwrap_or(key)
 }
 
 impl Unit {
@@ -49,16 +60,29 @@ impl Unit {
         Some((found, more))
     }
 
+    /// The lines that name credentials and hold, each with its key: an empty one takes back what its list had before.
+    /// What is set comes first, as systemd takes it only for what it has not loaded.
+    fn credentials(&self) -> Vec<(&str, &str)> {
+        let mut held: Vec<(&str, &str)> = Vec::new();
+        for (key, value) in self.0.iter().filter(|(key, _)| is_credential(key)) {
+            match value.is_empty() {
+                true => held.retain(|(other, _)| list_of(other) != list_of(key)),
+                false => held.push((key.as_str(), value.as_str())),
+            }
+        }
+        held.sort_by_key(|(key, _)| list_of(key) == LOADED);
+        held
+    }
+
     /// Has the settings of a fleet name the files that systemd hands to the service as credentials, as far as
     /// they name none themselves; and says which of these this user can't read.
     pub fn lend_credentials(&self, settings: &mut Settings) -> Option<String> {
         let options = &mut settings.providers.get_mut(fleet::REMOTE)?.checked;
-        let mut closed = None;
+        let (held, mut closed) = (self.credentials(), None);
         for (option, name) in CREDENTIALS {
-            let lines = self.0.iter().filter(|(key, _)| is_credential(key));
             // A name alone is that of a file in one of systemd's own folders.
-            let mut parts = lines.map(|(key, value)| {
-                let (id, path) = value.split_once(':').unwrap_or((value.as_str(), ""));
+            let mut parts = held.iter().map(|&(key, value)| {
+                let (id, path) = value.split_once(':').unwrap_or((value, ""));
                 (key, id, path)
             });
             let last = parts.rfind(|(_, id, _)| *id == name);
@@ -134,12 +158,12 @@ mod tests {
         for by in [
             "LoadCredential=remote-token",
             "LoadCredentialEncrypted=remote-token:/etc/op-dbus/token",
-            "SetCredentialEncrypted=remote-token: \\",
+            "LoadCredential=\nSetCredentialEncrypted=remote-token: \\",
         ] {
             let unit = Unit::parse(&format!("{shown}\n{by}")).ok().unwrap();
             let mut unread = settings("https://embed.example");
             let closed = unit.lend_credentials(&mut unread).unwrap();
-            let (key, _) = by.split_once('=').unwrap();
+            let (key, _) = by.lines().last().unwrap().split_once('=').unwrap();
             let expected = format!("remote-token by {key}, which only systemd reads");
             assert!(closed.ends_with(&expected), "{by}: {closed}");
             assert!(!unread.providers[fleet::REMOTE].checked.contains_key("token_file"), "{by}");
@@ -151,5 +175,35 @@ mod tests {
         }
         assert_eq!(unit.lend_credentials(&mut own), None);
         assert_eq!(own.providers[fleet::REMOTE].checked["token_file"], "/own");
+    }
+
+    #[test]
+    fn lines_with_blanks_name_credentials_as_well() {
+        let files = "[Service]\n LoadCredential = remote-token:/one \n#LoadCredential=remote-ca:/no\n\
+                     LoadCredentialEncrypted=\nUser=op-dbus\nSetCredential\t= remote-ca: words";
+        let expected = "LoadCredential=remote-token:/one\nLoadCredentialEncrypted=\n\
+                        SetCredential=remote-ca: words";
+        assert_eq!(credential_lines(files), expected);
+    }
+
+    #[test]
+    fn an_empty_line_takes_back_those_of_its_list() {
+        let held = |lines: &[&str]| {
+            let shown = format!("LoadState=loaded\n{}", lines.join("\n"));
+            let unit = Unit::parse(&shown).ok().unwrap();
+            let held = unit.credentials().into_iter();
+            held.map(|(key, value)| format!("{key}={value}")).collect::<Vec<_>>()
+        };
+        let (loaded, set) = ("LoadCredential=remote-token:/one", "SetCredential=remote-token: one");
+        assert_eq!(held(&[loaded, set]), [set, loaded], "the file goes before it");
+        for (empty, left) in [
+            ("LoadCredential=", set),
+            ("LoadCredentialEncrypted=", set),
+            ("SetCredential=", loaded),
+            ("SetCredentialEncrypted=", loaded),
+        ] {
+            assert_eq!(held(&[loaded, set, empty]), [left], "{empty}");
+            assert_eq!(held(&[empty, loaded, set]), [set, loaded], "{empty}");
+        }
     }
 }

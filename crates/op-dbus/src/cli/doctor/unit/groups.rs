@@ -9,25 +9,24 @@ use super::super::nodes;
 use super::{Obstacle, Unit, add};
 
 impl Unit {
-    /// Those of the device nodes' groups that the service is not in.
-    pub fn lacks(&self, groups: impl FnOnce() -> Vec<String>) -> Option<Obstacle> {
+    /// Those of the device nodes' `groups` that the service is not in.
+    pub fn lacks(&self, groups: &[String]) -> Option<Obstacle> {
         if self.is_root() {
             return None;
         }
         let joined = self.groups();
-        let lacking = groups().into_iter().filter(|group| !joined.contains(group));
-        let lacking = lacking.collect::<Vec<_>>().join(" ");
+        let lacking = groups.iter().filter(|group| !joined.contains(group));
+        let lacking = lacking.map(String::as_str).collect::<Vec<_>>().join(" ");
         let found = format!("SupplementaryGroups without {lacking} keeps its device nodes closed");
         let more = add(&format!("SupplementaryGroups={lacking}"));
         (!lacking.is_empty()).then_some((found, more))
     }
 
     /// A device node that is root's, where the service is another.
-    pub fn may_not_open(&self, of_root: impl FnOnce() -> Option<String>) -> Option<Obstacle> {
-        if self.is_root() || self.groups().iter().any(|group| group == "root") {
-            return None;
-        }
-        of_root().map(|path| (format!("{path} is open to root alone"), nodes::shared(&path)))
+    pub fn may_not_open(&self, of_root: Option<String>) -> Option<Obstacle> {
+        let path = of_root?;
+        let may = self.is_root() || self.groups().iter().any(|group| group == "root");
+        (!may).then(|| (format!("{path} is open to root alone"), nodes::shared(&path)))
     }
 
     /// Whether the service needs no group.
@@ -92,7 +91,7 @@ mod tests {
 
     fn lacking(more: &str, nodes: &[&str]) -> Option<Obstacle> {
         let nodes: Vec<String> = nodes.iter().map(ToString::to_string).collect();
-        unit(more).ok().unwrap().lacks(|| nodes)
+        unit(more).ok().unwrap().lacks(&nodes)
     }
 
     #[test]
@@ -108,12 +107,12 @@ mod tests {
         assert!(lacking("Group=root", &[own.as_str()]).is_some());
         assert_eq!(lacking("Group=root", &["root"]), None);
         let root = Unit::parse("LoadState=loaded\nUser=root").ok().unwrap();
-        assert_eq!(root.lacks(|| vec!["render".to_owned()]), None);
+        assert_eq!(root.lacks(&["render".to_owned()]), None);
     }
 
     #[test]
     fn a_node_that_is_roots_is_closed_to_all_but_root() {
-        let told = |unit: &Unit| unit.may_not_open(|| Some("/dev/kfd".to_owned()));
+        let told = |unit: &Unit| unit.may_not_open(Some("/dev/kfd".to_owned()));
         let (found, next) = told(&unit("").ok().unwrap()).unwrap();
         assert_eq!(found, "/dev/kfd is open to root alone");
         assert_eq!(next, "let a rule of udev give /dev/kfd to the group video or render");
