@@ -9,11 +9,11 @@ use std::time::Instant;
 use nix::sys::signal::Signal;
 
 use crate::harness::bus::PrivateBus;
-use crate::harness::command::in_own_mounts;
+use crate::harness::command::{clean, finish, in_own_mounts};
 use crate::harness::daemon::{Daemon, Setup};
 use crate::harness::golden::{self, assert_near};
 use crate::harness::load::Load;
-use crate::harness::needs::VULKAN_DEVICE;
+use crate::harness::needs::{VULKAN_DEVICE, op_dbus};
 use crate::harness::process::{mapped, send};
 use crate::harness::random::Random;
 use crate::harness::registry::tests;
@@ -31,6 +31,7 @@ tests! {
     webgpu_comes_goes_and_is_killed_under_load: [Bus, Root, WebGpu],
     webgpu_memory_is_at_its_plateau_when_it_is_ready: [Bus, Root, WebGpu],
     webgpu_replays_what_it_recorded: [Bus, Root, WebGpu],
+    several_sessions_of_webgpu_live_in_one_program: [Root, WebGpu],
 }
 
 /// So many cards of AMD's, and `device` as the driver of all.
@@ -277,5 +278,20 @@ async fn webgpu_replays_what_it_recorded() -> Outcome {
     for (expected, found) in vectors[0].iter().zip(&vectors[1]) {
         assert!(expected.iter().zip(found).all(|(a, b)| (a - b).abs() <= 1e-6), "{found:?}");
     }
+    Ok(())
+}
+
+/// ONNX Runtime's own fault ends the process where two of them run at once.
+async fn several_sessions_of_webgpu_live_in_one_program() -> Outcome {
+    let setup = strict().await?;
+    let mut bench = clean(op_dbus());
+    bench.args(["bench", "--json", "--at", "engine", "--only", "calls", "--rounds", "1"]);
+    bench.args(["--seconds", "0.1", "--provider", "webgpu"]);
+    bench.env("OP_DBUS_MODEL_DIR", setup.path("models")).env("OP_DBUS_MODEL", "tiny");
+    bench.env("OP_DBUS_CACHE_DIR", setup.path("cache")).env("OP_DBUS_FALLBACK", "none");
+    bench.env("OP_DBUS_WORKERS_PER_DEVICE", "2").env("OP_DBUS_BATCH_TOKENS_MAX", "256");
+    let command = in_own_mounts(&with_cards(1, Path::new(VULKAN_DEVICE)), &bench);
+    let report: serde_json::Value = serde_json::from_str(&finish(command, "").await?.success()?)?;
+    assert!(report.to_string().contains("webgpu"), "{report}");
     Ok(())
 }

@@ -237,6 +237,22 @@ impl Accelerator {
         matches!(self.provider.as_str(), "tensorrt" | "migraphx")
     }
 
+    /// Of all shapes, those between which the others lie, where the provider compiles for the range of what it has
+    /// seen: with TensorRT, unless `trt_profile_*` says the range, whatever lies outside of it is compiled for anew
+    /// (<https://github.com/microsoft/onnxruntime/pull/15546>), which takes up to minutes, and callers would wait.
+    pub(crate) fn first_compiled(&self, shapes: &[[usize; 2]]) -> Vec<[usize; 2]> {
+        let ranges = self.provider == "tensorrt"
+            && !self.options.iter().any(|(key, _)| key.starts_with("trt_profile_"));
+        if !ranges {
+            return Vec::new();
+        }
+        let ends = [
+            shapes.iter().max_by_key(|[rows, _]| *rows),
+            shapes.iter().max_by_key(|[_, length]| *length),
+        ];
+        ends.into_iter().flatten().copied().collect()
+    }
+
     /// The memory of the device itself, once the runtime is able to copy to it and back outside of a run.
     /// `name` is the provider's in ONNX Runtime's words, and `runtime` the runtime's library.
     ///
@@ -297,6 +313,20 @@ impl Accelerator {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn tensorrt_first_compiles_for_what_the_other_shapes_lie_between() {
+        let shapes = [[4, 512], [128, 16], [1, 512], [1, 16]];
+        let first = |provider, options: &[(&str, &str)]| {
+            let mut ends = Accelerator::of(provider, options).first_compiled(&shapes);
+            ends.sort_unstable();
+            ends
+        };
+        let [[rows, short], [few, long]] = first("tensorrt", &[])[..] else { panic!("two ends") };
+        assert_eq!([rows.max(few), short.min(long), short.max(long)], [128, 16, 512]);
+        assert!(first("tensorrt", &[("trt_profile_max_shapes", "ids:8x64")]).is_empty());
+        assert!(first("cuda", &[]).is_empty());
+    }
 
     #[test]
     fn a_library_is_of_the_provider_that_it_is_named_for() {

@@ -1,6 +1,7 @@
 //! The backend: a loaded session that turns batches into vectors.
 
 use std::io;
+use std::mem::ManuallyDrop;
 use std::time::{Duration, Instant};
 
 use op_dbus_engine::{
@@ -38,7 +39,17 @@ pub struct OrtBackend {
     /// The last batch.
     rows: Rows,
     /// Gone last: allocators of a provider, and what lies in their memory, call into it and don't keep it.
-    pub(crate) session: Session,
+    pub(crate) session: ManuallyDrop<Session>,
+}
+
+impl Drop for OrtBackend {
+    fn drop(&mut self) {
+        let _alone = session::alone(&self.description.provider);
+        self.feed = Feed::Compiled;
+        self.arena = None;
+        // SAFETY: once, and nothing uses it behind this.
+        unsafe { ManuallyDrop::drop(&mut self.session) }
+    }
 }
 
 /// Time for batches that only prepare shapes: beyond it no further one is begun.
@@ -84,14 +95,15 @@ impl OrtBackend {
             precision: accelerator.precision(precision).to_owned(),
             ..described()
         };
-        let mut backend =
-            Self::assemble(builder, graph, description).map_err(|error| match error {
-                // What the provider can't compile says nothing about the model's files.
-                BackendError::Load { message, .. } => accelerator.unavailable(message),
-                error => error,
-            })?;
         let (memory, places) = (accelerator.memory(), accelerator.places());
-        backend = backend.placed(memory, places, (options.io_binding, options.buckets));
+        let alone = session::alone(&accelerator.provider);
+        let backend = Self::assemble(builder, graph, description).map_err(|error| match error {
+            // What the provider can't compile says nothing about the model's files.
+            BackendError::Load { message, .. } => accelerator.unavailable(message),
+            error => error,
+        })?;
+        let mut backend = backend.placed(memory, places, (options.io_binding, options.buckets));
+        drop(alone);
         if accelerator.records() {
             // Recordings point into the arenas, which are left as they are.
             recording::skip(&mut backend.run).map_err(refused)?;
@@ -104,7 +116,7 @@ impl OrtBackend {
         if options.calibrate {
             backend.calibrate(accelerator.compiles_shapes()).map_err(unavailable)?;
         }
-        backend.warm_up().map_err(unavailable)?;
+        backend.warm_up(&accelerator).map_err(unavailable)?;
         if accelerator.records() {
             match accelerator.reached(&environment, (&name, &runtime)) {
                 Ok(place) => backend.record(environment, place),
@@ -140,7 +152,7 @@ impl OrtBackend {
         memory::trim();
         let run = RunOptions::new().map_err(refused)?;
         Ok(Self {
-            session,
+            session: ManuallyDrop::new(session),
             run,
             shrink: None,
             feed,
@@ -185,10 +197,13 @@ impl OrtBackend {
 
     /// Computes a batch of each shape, the largest first: so memory is as much as it will ever be when
     /// the first caller's batch comes, and whatever is prepared for a shape is there. As many as there is
-    /// time for.
-    fn warm_up(&mut self) -> Result<(), BackendError> {
-        let shapes = self.description.buckets.map(|buckets| buckets.shapes()).unwrap_or_default();
+    /// time for; before them those that the provider has to compile for, whatever that takes.
+    fn warm_up(&mut self, accelerator: &Accelerator) -> Result<(), BackendError> {
+        let mut shapes =
+            self.description.buckets.map(|buckets| buckets.shapes()).unwrap_or_default();
         let Some(smallest @ [rows, length]) = shapes.last().copied() else { return Ok(()) };
+        let must = accelerator.first_compiled(&shapes);
+        shapes.sort_by_key(|shape| !must.contains(shape));
         let began = Instant::now();
         self.run_shape(smallest)?;
         let again = Instant::now();
@@ -198,7 +213,7 @@ impl OrtBackend {
         let mut ready = 0;
         for shape @ [rows, length] in shapes.iter().copied() {
             let most = token.saturating_mul(u32::try_from(rows * length).unwrap_or(u32::MAX));
-            if most > WARM_UP_MAX.saturating_sub(began.elapsed()) {
+            if most > WARM_UP_MAX.saturating_sub(began.elapsed()) && !must.contains(&shape) {
                 continue;
             }
             match self.run_shape(shape) {
@@ -229,7 +244,10 @@ impl OrtBackend {
         let (ids, lengths) =
             (vec![1; rows * length], vec![i32::try_from(length).unwrap_or(i32::MAX); rows]);
         let mut out = vec![0.0; rows * self.description.dimensions];
-        self.compute(&Batch { ids: &ids, lengths: &lengths }, &mut out, false)
+        self.compute(&Batch { ids: &ids, lengths: &lengths }, &mut out, false)?;
+        let largest = &mut self.description.largest_tokens;
+        *largest = (*largest).max(rows * length);
+        Ok(())
     }
 
     /// Runs some batch. With `shrink` the arenas give back what they don't use after it.
@@ -242,6 +260,7 @@ impl OrtBackend {
 
     /// Gives up what is kept of batches.
     fn let_go(&mut self) {
+        let _alone = session::alone(&self.description.provider);
         self.rows.clear();
         match &mut self.feed {
             Feed::Compiled => {}
@@ -256,6 +275,7 @@ impl OrtBackend {
         out: &mut [f32],
         shrink: bool,
     ) -> Result<(), BackendError> {
+        let _alone = session::alone(&self.description.provider);
         self.rows.fill(batch, self.description.buckets);
         let Self { session, feed, rows, run, shrink: shrinking, .. } = self;
         let options = shrinking.as_ref().filter(|_| shrink).unwrap_or(run);

@@ -17,8 +17,8 @@ use ort::{AsPointer, sys};
 use crate::accelerator::Place;
 use crate::backend::{OrtBackend, WARM_UP_MAX, milliseconds};
 use crate::binding::Staged;
-use crate::failure;
 use crate::feed::Feed;
+use crate::{failure, session};
 
 /// Tokens of the largest shape that is recorded, padding included. With more, a device computes for longer
 /// than it takes to tell it what; and each recording keeps memory.
@@ -91,7 +91,9 @@ impl OrtBackend {
         let mut found = expected.clone();
         self.compute(&batch, &mut expected, false)?;
         let Feed::Bound(buffers) = &mut self.feed else { return Ok(()) };
+        let alone = session::alone(&self.description.provider);
         let recorded = buffers.record(&mut self.session, shape).map_err(failure::run);
+        drop(alone);
         let replayed = recorded.and_then(|()| self.compute(&batch, &mut found, false));
         let result = replayed.and_then(|()| compare(&expected, &found));
         if let (Err(_), Feed::Bound(buffers)) = (&result, &mut self.feed) {

@@ -1,5 +1,7 @@
 //! Sessions: what all have in common, and those on the built-in CPU device.
 
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
 use ort::environment::Environment;
 use ort::ep::{CPU, ExecutionProvider};
 use ort::session::builder::SessionBuilder;
@@ -46,4 +48,13 @@ pub(crate) fn shrinking(arenas: &str) -> ort::Result<RunOptions> {
     let mut options = RunOptions::new()?;
     options.set("memory.enable_memory_arena_shrinkage", arenas)?;
     Ok(options)
+}
+
+/// To be held while a session of `provider` is made, runs, gives memory back or ends: of WebGPU's, which share what they
+/// record for the device, two that do so at once in one process end it
+/// (<https://github.com/microsoft/onnxruntime/issues/32561>, and pull request 29851). A service has one in each worker's
+/// process; a program that has the engine as a library may have several.
+pub(crate) fn alone(provider: &str) -> Option<MutexGuard<'static, ()>> {
+    static RUNS: Mutex<()> = Mutex::new(());
+    (provider == "webgpu").then(|| RUNS.lock().unwrap_or_else(PoisonError::into_inner))
 }
