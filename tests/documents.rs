@@ -22,6 +22,7 @@ tests! {
     tune_and_operate_show_what_works: [Bus, Bash, Busctl, Gdbus, Jq, Low, Medium, Ggml],
     what_is_not_run_is_still_shown: [],
     no_command_writes_elsewhere_on_the_machine: [],
+    who_maps_vectors_is_told_how: [],
 }
 
 const DOCUMENTS: &[&str] =
@@ -280,6 +281,16 @@ async fn what_is_not_run_is_still_shown() -> Outcome {
     for word in HERE.iter().map(|(there, _)| *there).chain([PORT]).chain(FILES.iter().copied()) {
         let is_shown = shown.iter().any(|step| step.is_run() && step.text.contains(word));
         assert!(is_shown, "no document shows {word:?}");
+    }
+    Ok(())
+}
+
+/// A kernel that refuses the other way need not be here.
+async fn who_maps_vectors_is_told_how() -> Outcome {
+    let interface = "dbus-policy/interfaces/org.opdbus.Embedding1.Embedder.xml";
+    for file in ["docs/use.md", interface, "crates/op-dbus-api/src/proxy.rs"] {
+        let text = fs::read_to_string(repository().join(file))?;
+        assert!(text.contains("MAP_PRIVATE"), "{file}");
     }
     Ok(())
 }

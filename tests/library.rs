@@ -1,6 +1,8 @@
 //! The engine as a library: its examples, run as programs of their own.
 
+use std::ffi::OsStr;
 use std::fs;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use serde_json::json;
@@ -29,7 +31,12 @@ tests! {
 }
 
 /// Runs an example with the model of level `low`, and a cache of its own.
-async fn run(example: &str, first: &[&Path], last: &[&str], input: &str) -> Outcome<String> {
+async fn run(
+    example: &str,
+    first: &[&Path],
+    last: &[&str],
+    input: impl AsRef<[u8]>,
+) -> Outcome<String> {
     let cache = TempDir::new()?;
     let mut command = clean(needs::example(example));
     command.args(first).arg(needs::store().join("models")).arg("low").args(last);
@@ -154,16 +161,22 @@ async fn bulk_writes_the_vectors_of_the_references() -> Outcome {
     // More than one call.
     let lines = expected.iter().map(|(text, _)| text.text.as_str()).cycle().take(600);
     let lines: Vec<&str> = lines.collect();
+    let input =
+        [lines.join("\n").as_bytes(), b"\ncaf\xe9\r\n", "caf\u{fffd}\n".as_bytes()].concat();
     let folder = TempDir::new()?;
-    let output = folder.path().join("vectors.f32");
-    let said = run("bulk", &[&output], &[], &(lines.join("\n") + "\n")).await?;
-    assert!(said.starts_with("600 vectors of 384 numbers on cpu:0\n"), "{said}");
+    // No more than a line need be UTF-8.
+    let output = folder.path().join(OsStr::from_bytes(b"vectors\xff.f32"));
+    let said = run("bulk", &[&output], &[], input).await?;
+    assert!(said.starts_with("602 vectors of 384 numbers on cpu:0\n"), "{said}");
     let bytes = fs::read(output)?;
-    assert_eq!(bytes.len(), 600 * 384 * 4);
-    for (vector, (text, reference)) in numbers(&bytes).chunks(384).zip(expected.iter().cycle()) {
+    assert_eq!(bytes.len(), 602 * 384 * 4);
+    let vectors = numbers(&bytes);
+    let (golden, others) = vectors.split_at(600 * 384);
+    for (vector, (text, reference)) in golden.chunks(384).zip(expected.iter().cycle()) {
         let cosine = cosine(vector, reference);
         assert!(cosine > 0.9995, "{}: {cosine}", text.name);
     }
+    assert!(distance(&others[..384], &others[384..]) <= 1e-5);
     Ok(())
 }
 

@@ -1,5 +1,5 @@
 """The installed package `op-dbus` on a connection whose other end is in here: replies that lie in the
-socket together, of which some bring a file descriptor."""
+socket together, of which some bring a file descriptor; and a call beside which the other end asks, too."""
 
 import asyncio
 import os
@@ -17,9 +17,13 @@ class Opening:
     """In the place of a connection: answers ``OpenDirect``."""
 
     connected = True
+    _serial = 0
 
     def __init__(self, theirs: socket.socket) -> None:
         self._theirs = theirs
+
+    def next_serial(self) -> int:
+        return 1
 
     async def call(self, _: Message) -> Message:
         kind = MessageType.METHOD_RETURN
@@ -94,4 +98,30 @@ async def each_reply_has_its_own_descriptor() -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
+async def numbered(service: socket.socket) -> int:
+    """The number of the next message that comes, and comes alone."""
+    return int.from_bytes((await asyncio.get_running_loop().sock_recv(service, 1 << 16))[8:12], "little")
+
+
+async def an_answer_is_of_the_call_that_asked() -> None:
+    """For the other end's question dbus-fast asks as well, while a call of ours waits."""
+    bus, service = await line()
+    call = asyncio.create_task(bus.call("CountTokens", "", [], "s"))
+    numbers = [await numbered(service)]
+    peer = {"path": "/", "interface": "org.freedesktop.DBus.Peer", "member": "GetMachineId"}
+    for serial in (1, 2):
+        service.send(Message(**peer, serial=serial)._marshall(True))
+        numbers.append(await numbered(service))
+    kind = MessageType.METHOD_RETURN
+    for serial, number in enumerate(reversed(numbers), start=3):
+        reply = {"reply_serial": number, "signature": "s", "body": [str(serial)], "serial": serial}
+        service.send(Message(message_type=kind, **reply)._marshall(True))
+    body, _ = await asyncio.wait_for(call, 60)
+    assert body == ["5"], (body, numbers)
+    bus.close()
+    await bus.closed()
+    service.close()
+
+
 asyncio.run(each_reply_has_its_own_descriptor())
+asyncio.run(an_answer_is_of_the_call_that_asked())

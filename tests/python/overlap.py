@@ -2,9 +2,10 @@
 answers is in here, and so is the clock, which stands where nothing waits for it."""
 
 import asyncio
-import concurrent.futures
+import faulthandler
 import os
 import selectors
+import signal
 import tempfile
 import threading
 from dataclasses import replace
@@ -13,7 +14,7 @@ from unittest import mock
 import numpy as np
 from dbus_fast import Message, MessageType, Variant
 
-from op_dbus import AsyncEmbedder, AsyncJob, Embedder, Properties, errors
+from op_dbus import AsyncEmbedder, AsyncJob, Embedder, Properties, _sync, errors
 from op_dbus._bus import CALLS_MAX, Bus
 from op_dbus.embeddings import from_reply
 
@@ -51,10 +52,14 @@ class Service:
         self.files: list[tuple[int, int]] = []
         self.goes_on = asyncio.Event()
         self._seconds = seconds
+        self._serial = 0
+
+    def next_serial(self) -> int:
+        self._serial += 1
+        return self._serial
 
     async def call(self, message: Message) -> Message:
         self.sent.append(message)
-        message.serial = len(self.sent)
         if self._seconds is None:
             await self.goes_on.wait()
         else:
@@ -112,7 +117,6 @@ class Failing(Service):
 
     async def call(self, message: Message) -> Message:
         self.sent.append(message)
-        message.serial = len(self.sent)
         if self._has_job and message.member == "GetAll":
             return answer(message, "a{sv}", [job_in("failed")])
         if self._refused and message.member == "Fetch":
@@ -140,6 +144,16 @@ class Leaving(Service):
         assert not self.connected
 
 
+class Garbled(Leaving):
+    """One whose connection has ended with what could not be read, and that leaves calls without an answer."""
+
+    def disconnect(self) -> None:
+        self.connected = False
+
+    async def wait_for_disconnect(self) -> None:
+        raise ValueError("that is no message")
+
+
 def job_in(state: str) -> dict[str, Variant]:
     """The properties of a job."""
     numbers = dict.fromkeys(("Rows", "BytesRead", "BytesTotal"), Variant("t", 1))
@@ -162,12 +176,21 @@ def client(service: Service, texts_per_call_max: int = 1_000) -> AsyncEmbedder:
     # Whose answers come in messages.
     embedder._has_descriptors = False
     limits = Properties(**dict.fromkeys(Properties.__dataclass_fields__, 1 << 30))
+    limits = replace(limits, texts_per_call_max=texts_per_call_max, vector_space="x-f32")
 
     async def properties(_: float | None) -> Properties:
-        return replace(limits, texts_per_call_max=texts_per_call_max)
+        return limits
 
     embedder._properties = properties
     return embedder
+
+
+def with_a_thread(service: Leaving) -> Embedder:
+    async def connect(_: str) -> Bus:
+        return Bus(service)
+
+    with mock.patch.object(Bus, "connect", connect):
+        return Embedder()
 
 
 def inode(descriptor: int) -> tuple[int, int]:
@@ -268,6 +291,35 @@ async def refusals_name_the_text_by_its_number_in_the_list() -> None:
         texts = ["x"] * 25 + ["x" * 2000] + ["x"] * 25
         right = "text 25: the call is large"
         assert await told(Small(1000), texts) == (errors.TooLarge, right, 4)
+
+
+async def counts_of_a_long_list_are_of_one_model() -> None:
+    """Which no option of the call asks for; where one call is enough nobody looks."""
+
+    async def counted(spaces: list[str], service: Service, texts_per_call_max: int = 1) -> tuple:
+        embedder = client(service, texts_per_call_max)
+        limits = await embedder._constant(None)
+
+        async def properties() -> Properties:
+            return replace(limits, vector_space=spaces.pop(0))
+
+        embedder.properties = properties
+        (found,) = await ended([embedder.count_tokens(["one", "two"])])
+        assert not spaces, spaces
+        return len(service.sent), str(found)
+
+    # The precision says nothing about tokens.
+    assert await counted(["x-f32", "x-bf16"], Service(seconds=0)) == (2, "[1, 1]")
+    # Nor does a look at which no model serves, as while one is loaded again.
+    assert await counted(["", "x-f32", "x-f32"], Service(seconds=0)) == (2, "[1, 1]")
+    assert await counted(["x-f32", ""], Service(seconds=0)) == (2, "[1, 1]")
+    assert await counted(["", ""], Service(seconds=0)) == (2, "[1, 1]")
+    assert await counted([], Service(seconds=0), texts_per_call_max=2) == (1, "[1, 1]")
+    words = "the model was changed between two calls for these texts: count them again"
+    assert await counted(["x-f32", "y-f32"], Service(seconds=0)) == (2, words)
+    assert await counted(["", "x-f32", "y-f32"], Service(seconds=0)) == (2, words)
+    # Two are one call first, which is refused.
+    assert await counted(["x-f32", "y-f32"], Small(3), texts_per_call_max=2) == (3, words)
 
 
 async def calls_that_nobody_waits_for_are_not_sent() -> None:
@@ -460,12 +512,7 @@ async def what_refuses_a_fetch_is_not_what_its_job_failed_with() -> None:
 def a_job_that_comes_when_its_thread_gives_up_ends() -> None:
     """Nobody but the loop knows of it: its call has ended, and the thread has not heard of that."""
     service = Leaving(seconds=0)
-
-    async def connect(_: str) -> Bus:
-        return Bus(service)
-
-    with mock.patch.object(Bus, "connect", connect):
-        embedder = Embedder()
+    embedder = with_a_thread(service)
     start = embedder._client.start
     for kind in (TimeoutError, KeyboardInterrupt):
         has_come, has_gone = threading.Event(), threading.Event()
@@ -482,18 +529,19 @@ def a_job_that_comes_when_its_thread_gives_up_ends() -> None:
 
         def give_up(*_) -> None:
             assert has_come.wait(60)
-            raise kind
+            raise kind("of a handler")
 
         embedder._client.start = started
         service.sent.clear()
         with (
             tempfile.TemporaryFile() as given,
-            mock.patch.object(concurrent.futures.Future, "result", give_up),
+            mock.patch.object(_sync._Call, "wait", give_up),
         ):
             try:
                 embedder.start(given)
-            except kind:
+            except kind as error:
                 has_gone.set()
+                assert str(error) == "of a handler", error
             else:
                 raise AssertionError(f"no {kind.__name__}")
         # What was asked of the loop before is done then.
@@ -501,6 +549,105 @@ def a_job_that_comes_when_its_thread_gives_up_ends() -> None:
         said = [(message.member, message.path) for message in service.sent[1:]]
         assert said == [("Cancel", "/job")], (kind, said)
     embedder.close()
+
+
+def a_signal_may_close_whatever_its_thread_does() -> None:
+    """Its handler comes in before, in and after what asks the loop, and waits for that loop."""
+    faulthandler.dump_traceback_later(60, exit=True)
+    places = [("call_soon_threadsafe", True), ("_call_soon", True), ("call_soon_threadsafe", False)]
+    for name, is_before in places:
+        embedder = with_a_thread(Leaving())
+        signal.signal(signal.SIGUSR1, lambda *_: embedder.close())
+        original, comes = getattr(embedder._loop, name), iter([signal.SIGUSR1])
+
+        def interrupted(*asked, **options):
+            # It asks as well.
+            is_first = next(comes, None) is not None
+            if is_first and is_before:
+                signal.raise_signal(signal.SIGUSR1)
+            handle = original(*asked, **options)
+            if is_first and not is_before:
+                signal.raise_signal(signal.SIGUSR1)
+            return handle
+
+        with mock.patch.object(embedder._loop, name, interrupted):
+            try:
+                embedder.embed(["one"])
+            except RuntimeError as error:
+                assert str(error) == "this client was closed meanwhile", (name, error)
+            else:
+                raise AssertionError(f"vectors of a client that was closed in {name}")
+        has_ended(embedder)
+    # As in `Thread.start`, with what the client's thread ends with as well.
+    embedder = with_a_thread(Leaving())
+    signal.signal(signal.SIGUSR1, lambda *_: embedder.close())
+    with threading._active_limbo_lock:
+        signal.raise_signal(signal.SIGUSR1)
+        assert embedder._loop.is_closed()
+    has_ended(embedder)
+    signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+    faulthandler.cancel_dump_traceback_later()
+
+
+def what_a_handler_raises_arrives() -> None:
+    """Also where it is of the kind that tells of a client that was closed, and the handler closes it."""
+
+    class Stop(RuntimeError):
+        pass
+
+    embedder = with_a_thread(Leaving())
+
+    def interrupted(*_) -> None:
+        embedder.close()
+        raise Stop
+
+    with mock.patch.object(_sync._Call, "wait", interrupted):
+        try:
+            embedder.embed(["one"])
+        except Stop:
+            pass
+        else:
+            raise AssertionError("vectors of a client that was closed")
+    has_ended(embedder)
+
+
+def a_client_closes_however_its_connection_ended() -> None:
+    """And who waits for an answer is told, also where the client can't be closed."""
+
+    async def refuse() -> None:
+        raise OSError("of the client")
+
+    for told in ("None", "of the client"):
+        service, said = Garbled(), []
+        embedder = with_a_thread(service)
+        if told != "None":
+            embedder._client.close = refuse
+            # The loop complains of the call that it is left with.
+            embedder._loop.set_exception_handler(lambda *_: None)
+
+        def asks() -> None:
+            try:
+                embedder.embed(["one"])
+            except RuntimeError as error:
+                said.append(str(error))
+
+        asking = threading.Thread(target=asks, daemon=True)
+        asking.start()
+        while not service.sent:
+            os.sched_yield()
+        try:
+            found = embedder.close()
+        except OSError as error:
+            found = error
+        assert str(found) == told, found
+        asking.join(60)
+        assert said == ["this client was closed meanwhile"], said
+        has_ended(embedder)
+
+
+def has_ended(embedder: Embedder) -> None:
+    embedder._thread.join(60)
+    assert not embedder._thread.is_alive()
 
 
 async def who_closes_while_it_connects_has_left() -> None:
@@ -549,6 +696,7 @@ in_time_of_its_own(the_rest_of_a_long_list_waits_for_room)
 in_time_of_its_own(a_deadline_is_for_a_whole_list)
 in_time_of_its_own(what_was_too_large_is_not_tried_again)
 in_time_of_its_own(refusals_name_the_text_by_its_number_in_the_list)
+in_time_of_its_own(counts_of_a_long_list_are_of_one_model)
 in_time_of_its_own(calls_that_nobody_waits_for_are_not_sent)
 in_time_of_its_own(files_are_the_ones_that_were_given)
 in_time_of_its_own(a_job_that_nobody_knows_of_ends)
@@ -559,3 +707,6 @@ in_time_of_its_own(a_job_that_failed_says_so_again)
 in_time_of_its_own(what_refuses_a_fetch_is_not_what_its_job_failed_with)
 in_time_of_its_own(who_closes_while_it_connects_has_left)
 a_job_that_comes_when_its_thread_gives_up_ends()
+a_signal_may_close_whatever_its_thread_does()
+what_a_handler_raises_arrives()
+a_client_closes_however_its_connection_ended()

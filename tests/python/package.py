@@ -411,23 +411,34 @@ async def a_connection_ends(complaints: list[str]) -> None:
         leaving = (embedder.embed(["one"] * 3000), embedder.close())
         ended, _ = await asyncio.gather(*leaving, return_exceptions=True)
         assert isinstance(ended, errors.NotReachable), ended
+        await connects_again(embedder)
     async with AsyncEmbedder(BUS, direct=True) as embedder:
         await embedder.embed(["one"])
         embedder._bus.close()
         await embedder._line.closed()
         (ended,) = await asyncio.gather(embedder.embed(["one"]), return_exceptions=True)
         assert isinstance(ended, errors.NotReachable), ended
+        await connects_again(embedder)
     async with AsyncEmbedder(BUS, direct=True) as embedder:
         await embedder.embed(["one"])
         # As when the service goes while nobody waits for it: the loop has not heard of it yet.
         embedder._line._connection._sock.shutdown(socket.SHUT_RDWR)
         (ended,) = await asyncio.gather(embedder.embed(["one"]), return_exceptions=True)
         assert isinstance(ended, errors.NotReachable), ended
+        await connects_again(embedder)
 
 
-async def who_connects_at_once_connects_once() -> None:
+async def connects_again(embedder: AsyncEmbedder) -> None:
+    """A client whose connection has ended, as it stands; one that is connected stays as it is."""
+    await embedder.connect()
+    assert len(await embedder.embed(["one"])) == 1
+    connections = embedder._bus, embedder._line
+    await embedder.connect()
+    assert (embedder._bus, embedder._line) == connections
+
+
+async def who_connects_at_once_connects_once(embedder: AsyncEmbedder) -> None:
     before = len(descriptors())
-    embedder = AsyncEmbedder(BUS, direct=True)
     await asyncio.gather(*(embedder.connect() for _ in range(5)))
     assert embedder._line is not None
     await embedder.close()
@@ -521,6 +532,17 @@ async def calls_overlap(direct: bool) -> None:
         await embedder.close()
         (ended,) = await asyncio.gather(leaving, return_exceptions=True)
         assert isinstance(ended, errors.NotReachable), ended
+
+
+async def calls_are_numbered_in_32_bits(direct: bool) -> None:
+    """After the last number comes the first."""
+    async with AsyncEmbedder(BUS, direct=direct) as embedder:
+        connection = embedder._connected()._connection
+        connection._serial = 0xFFFF_FFFD
+        for _ in range(4):
+            assert await embedder.count_tokens(["one"])
+        # Its limits were asked for as well.
+        assert connection._serial == 3, connection._serial
 
 
 async def a_model_changes_between_two_calls() -> None:
@@ -666,7 +688,9 @@ def main() -> None:
     with Embedder(BUS, direct=True) as embedder:
         past_the_bus(embedder, embeddings)
     sealed_files()
-    asyncio.run(who_connects_at_once_connects_once())
+    embedder = AsyncEmbedder(BUS, direct=True)
+    for _ in range(2):
+        asyncio.run(who_connects_at_once_connects_once(embedder))
     for direct in (False, True):
         asyncio.run(an_asynchronous_client_that_nobody_holds_is_closed(direct))
         a_client_outlives_its_loop(direct)
@@ -674,6 +698,8 @@ def main() -> None:
         asyncio.run(a_fork_has_no_asynchronous_client(direct))
     asyncio.run(calls_overlap(direct=False))
     asyncio.run(calls_overlap(direct=True))
+    asyncio.run(calls_are_numbered_in_32_bits(direct=False))
+    asyncio.run(calls_are_numbered_in_32_bits(direct=True))
     asyncio.run(a_model_changes_between_two_calls())
     complaints: list[str] = []
     asyncio.run(a_connection_ends(complaints))

@@ -10,6 +10,8 @@ import signal
 import socket
 import sys
 import tempfile
+import threading
+from unittest import mock
 
 import numpy as np
 from dbus_fast import Message
@@ -131,6 +133,33 @@ def who_does_not_answer() -> None:
             assert len(embedder.embed(["one"])) == 1
 
 
+def there_is_no_such_bus() -> None:
+    """Whatever is wrong with its address, and whoever answers there."""
+    for address in ("tcp:host=127.0.0.1,port=99999", "tcp:host=a..b,port=1"):
+        refused(errors.NotReachable, f"no connection to the bus '{address}': ", lambda: Embedder(address))
+    names = ("DBUS_SESSION_BUS_ADDRESS", "HOME")
+    without = {name: value for name, value in os.environ.items() if name not in names}
+    with mock.patch.dict(os.environ, without, clear=True):
+        words = "DBUS_SESSION_BUS_ADDRESS and 'HOME' are not in the environment"
+        refused(errors.NotReachable, words, lambda: Embedder("session"))
+    with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as other:
+        other.bind(f"{folder}/bus")
+        other.listen()
+
+        def answer() -> None:
+            connection, _ = other.accept()
+            with connection:
+                connection.sendall(b"\xff\r\n")
+                while connection.recv(4096):
+                    pass
+
+        answering = threading.Thread(target=answer)
+        answering.start()
+        address = f"unix:path={folder}/bus"
+        refused(errors.NotReachable, f"no connection to the bus '{address}': ", lambda: Embedder(address))
+        answering.join(60)
+
+
 def stopped(process: int) -> bool:
     """Whether each of its threads is: the kernel stops them one by one, and until then they answer."""
     threads = pathlib.Path(f"/proc/{process}/task").glob("*/stat")
@@ -162,4 +191,5 @@ an_old_service_is_told()
 an_old_service_answers_calls_that_overlap()
 calls_of_two_precisions()
 a_full_socket_keeps_descriptors()
+there_is_no_such_bus()
 who_does_not_answer()

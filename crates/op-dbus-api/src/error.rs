@@ -64,7 +64,8 @@ error_names! {
     WorkerFailed = "org.opdbus.Embedding1.Error.WorkerFailed",
     /// The caller's index is in another vector space.
     WrongSpace = "org.opdbus.Embedding1.Error.WrongSpace",
-    /// The environment or a flag holds this setting.
+    /// The environment or a flag holds this setting; of the level also the setting `model`, which is served in place of
+    /// levels.
     Pinned = "org.opdbus.Embedding1.Error.Pinned",
     /// There is no memory for a result, or no file descriptor or thread for its reply or for a direct connection; of a
     /// change: the disk is full or can't be written.

@@ -173,7 +173,7 @@ pub enum State {
     Degraded,
     /// Calls in flight are finished, new ones refused.
     Draining,
-    /// No model could be loaded; the reason is in the status.
+    /// No model could be loaded, or its workers are lost and none can be had; the reason is in the status.
     Failed,
 }
 

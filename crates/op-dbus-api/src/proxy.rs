@@ -31,7 +31,8 @@ both! {
             options: HashMap<&str, Variant<'_>>,
         ) -> zbus::Result<(serde_bytes::ByteBuf, u32, u32, Info)>;
 
-        /// As `embed_packed`, with the vectors in a sealed memfd.
+        /// As `embed_packed`, with the vectors in a sealed memfd. Map it with `MAP_PRIVATE` (`memmap2`:
+        /// `map_copy_read_only`): kernels before 6.7 refuse a shared mapping of what is sealed against writing.
         fn embed_to_fd(
             &self,
             texts: &[&str],

@@ -1,5 +1,6 @@
 //! Embeds each line of standard input, and writes the vectors as 32-bit little-endian floats to a file:
-//! a bounded part of the input is in memory at any time, and several calls are under way.
+//! a bounded part of the input is in memory at any time, and several calls are under way. What of a line is no UTF-8
+//! is taken for U+FFFD.
 //!
 //!     bulk OUTPUT [MODEL-DIR [LEVEL|MODEL]] < TEXTS
 
@@ -24,13 +25,14 @@ fn main() {
 }
 
 fn run() -> Result<(), Failure> {
-    let mut arguments = std::env::args().skip(1);
+    let mut arguments = std::env::args_os().skip(1);
     let output = arguments.next().ok_or("usage: bulk OUTPUT [MODEL-DIR [LEVEL|MODEL]] < TEXTS")?;
     let mut builder = Embedder::builder().batch_tokens(512);
     if let Some(model_dir) = arguments.next() {
         builder = builder.model_dir(model_dir);
     }
     if let Some(name) = arguments.next() {
+        let name = name.to_string_lossy();
         builder = match name.parse() {
             Ok(level) => builder.level(level),
             Err(_) => builder.model(name),
@@ -40,7 +42,7 @@ fn run() -> Result<(), Failure> {
 
     let mut file = BufWriter::new(File::create(output)?);
     let (mut rows, mut cut) = (0, 0);
-    let mut lines = BufReader::new(stdin()).lines();
+    let mut lines = BufReader::new(stdin()).split(b'\n').map(|line| line.map(text));
     let calls = std::iter::from_fn(|| {
         let texts: Result<Vec<String>, _> = lines.by_ref().take(CALL_TEXTS).collect();
         texts.map(|texts| (!texts.is_empty()).then_some(texts)).transpose()
@@ -64,4 +66,10 @@ fn run() -> Result<(), Failure> {
         counted.tokens
     );
     Ok(())
+}
+
+/// A line without its end.
+fn text(mut line: Vec<u8>) -> String {
+    line.pop_if(|last| *last == b'\r');
+    String::from_utf8_lossy(&line).into_owned()
 }

@@ -13,16 +13,18 @@ fn main() {
 }
 
 fn run() -> Result<(), Box<dyn std::error::Error>> {
-    let mut arguments = std::env::args().skip(1);
+    let mut arguments = std::env::args_os().skip(1);
     let mut builder = Embedder::builder();
     if let Some(model_dir) = arguments.next() {
         builder = builder.model_dir(model_dir);
     }
     if let Some(level) = arguments.next() {
-        builder = builder.level(level.parse()?);
+        builder = builder.level(level.to_string_lossy().parse()?);
     }
-    builder = builder.provider(arguments.next().unwrap_or_else(|| "cuda".to_owned()));
+    let provider = arguments.next().unwrap_or_else(|| "cuda".into());
+    builder = builder.provider(provider.to_string_lossy());
     for option in arguments {
+        let option = option.to_string_lossy();
         let (key, value) = option.split_once('=').ok_or("an option is KEY=VALUE")?;
         builder = builder.provider_option(key, value);
     }

@@ -27,13 +27,13 @@ fn main() {
 }
 
 fn run() -> Result<(), Box<dyn std::error::Error>> {
-    let mut arguments = std::env::args().skip(1);
+    let mut arguments = std::env::args_os().skip(1);
     let mut builder = Embedder::builder().batch_tokens(512);
     if let Some(model_dir) = arguments.next() {
         builder = builder.model_dir(model_dir);
     }
     if let Some(level) = arguments.next() {
-        builder = builder.level(level.parse()?);
+        builder = builder.level(level.to_string_lossy().parse()?);
     }
     // The same arithmetic everywhere.
     builder = builder.precision(Precision::F32);

@@ -21,17 +21,17 @@ fn main() {
 }
 
 fn run() -> Result<(), Box<dyn std::error::Error>> {
-    let mut arguments = std::env::args().skip(1);
+    let mut arguments = std::env::args_os().skip(1);
     let mut builder = Embedder::builder();
     if let Some(model_dir) = arguments.next() {
         builder = builder.model_dir(model_dir);
     }
     if let Some(level) = arguments.next() {
-        builder = builder.level(level.parse()?);
+        builder = builder.level(level.to_string_lossy().parse()?);
     }
     let mut by_onnx_runtime = builder.clone().cpu_engine(CpuEngine::Ort);
     if let Some(provider) = arguments.next() {
-        builder = builder.provider(provider);
+        builder = builder.provider(provider.to_string_lossy());
         by_onnx_runtime = builder.clone();
     }
     let texts = texts();

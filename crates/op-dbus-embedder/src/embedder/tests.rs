@@ -1,8 +1,9 @@
-//! What is put before a text, and what computes.
+//! What is put before a text, what computes, and what is said of a call that fails.
 
 use std::fs;
 use std::path::Path;
 
+use op_dbus_engine::{BackendError, Error as CallError};
 use op_dbus_models::{ImportOptions, OnnxFacts, Progress};
 use tokio::task::coop;
 
@@ -75,6 +76,30 @@ fn auto_comes_to_the_cpu_where_nothing_else_computes_and_gives_no_reason() {
     let asked = builder(&root).provider("cuda").fallback(["cpu"]).build().unwrap();
     assert_eq!([asked.provider(), asked.device()], ["cpu", "cpu:0"]);
     assert!(asked.fallback_reason().contains("cuda"), "{}", asked.fallback_reason());
+}
+
+/// There is none.
+#[test]
+fn a_call_that_fails_speaks_of_no_service() {
+    let root = store();
+    let asks = builder(&root).queue_tokens(512).build().unwrap();
+    let large = asks.embed_batch_blocking(&["why?"; 600]).unwrap_err().to_string();
+    assert!(large.starts_with("the call's share of the queue in tokens is "), "{large}");
+    assert!(large.ends_with("; send less in a call, or raise queue_tokens"), "{large}");
+    asks.clone().close();
+    let closed = asks.embed_blocking("why?").unwrap_err().to_string();
+    assert_eq!(closed, "the embedder was closed; build another");
+    let lost = CallError::WorkerFailed(BackendError::Lost("it died".to_owned()));
+    let told =
+        "no worker could embed the texts (the worker was lost: it died); see the log (tracing)";
+    assert_eq!(Error::from(lost).to_string(), told);
+    let full = CallError::OutOfMemory(BackendError::OutOfMemory("2 GiB".to_owned()));
+    assert!(Error::from(full).to_string().contains("; lower batch_tokens, shorten"));
+    let (needed, in_flight, limit, retry_after_ms) = (300, 301, 512, 1);
+    let busy = CallError::QuotaExceeded { uid: 0, needed, in_flight, limit, retry_after_ms };
+    let busy = Error::from(busy).to_string();
+    assert!(busy.starts_with("301 tokens are in flight and this call needs 300"), "{busy}");
+    assert!(busy.ends_with("or raise queue_tokens") && !busy.contains("user"), "{busy}");
 }
 
 #[test]

@@ -47,7 +47,7 @@ class AsyncEmbedder:
 
         With ``direct`` a connection is opened past the bus for everything but jobs: the same calls in
         the name of the same user, which no bus forwards. For programs that call all the time: each
-        user may have 16 of them. It ends with the service, and with it this client.
+        user may have 16 of them. It ends with the service; ``connect`` makes a new one.
         """
         if not isinstance(bus, str):
             raise TypeError(f"bus is a {type(bus).__name__}; a str is right, such as 'session'")
@@ -57,7 +57,7 @@ class AsyncEmbedder:
         self._direct = bool(direct)
         self._bus: Bus | None = None
         self._line: Bus | None = None
-        self._connecting = asyncio.Lock()
+        self._connecting: tuple[asyncio.AbstractEventLoop, asyncio.Lock] | None = None
         self._leaving = False
         self._limits: Properties | None = None
         self._row_bytes: dict[tuple[Any, ...], int] = {}
@@ -78,13 +78,19 @@ class AsyncEmbedder:
     async def connect(self) -> None:
         """Connects to the bus; the service itself is started by the first call, with ``direct`` here.
 
+        Where it is connected already nothing is done, unless that connection has ended: then there is a new one.
+
         Raises ``NotReachable`` where there is no bus or no room on it; with ``direct`` also
         ``QuotaExceeded`` and ``Overloaded`` where too many are open, ``NoSpace`` by a service that has no file
         descriptor or thread for it, ``ShuttingDown``, and ``Failed`` by a service that is too old for it.
         """
-        async with self._connecting:
+        async with self._turn():
             if self._bus is not None:
-                return
+                if self._bus.lives() and (self._line is None or self._line.lives()):
+                    return
+                await self._leave()
+                # Another service may be there now.
+                self._limits, self._has_descriptors = None, True
             self._bus = await Bus.connect(self._address)
             if self._direct and not self._leaving:
                 try:
@@ -99,14 +105,22 @@ class AsyncEmbedder:
         Where ``connect`` is under way this waits for its end, so that no connection comes after it.
         """
         self._leaving = True
+        turn = self._turn()
         try:
-            if self._connecting.locked() and self._bus is not None:
+            if turn.locked() and self._bus is not None:
                 # By this ``OpenDirect`` fails, which otherwise takes as long as the service does.
                 self._bus.close()
-            async with self._connecting:
+            async with turn:
                 await self._leave()
         finally:
             self._leaving = False
+
+    def _turn(self) -> asyncio.Lock:
+        """What one task at a time connects or closes in. A lock stays with the loop in which it was waited for."""
+        loop = asyncio.get_running_loop()
+        if self._connecting is None or self._connecting[0] is not loop:
+            self._connecting = loop, asyncio.Lock()
+        return self._connecting[1]
 
     async def _leave(self) -> None:
         connections = (self._line, self._bus)
@@ -230,12 +244,26 @@ class AsyncEmbedder:
     async def count_tokens(self, texts: Iterable[str]) -> list[int]:
         """Tokens of each text with the default prompt, before truncation; nothing is embedded.
 
-        Long lists are several calls, as those of ``embed`` are.
+        Long lists are several calls, as those of ``embed`` are, and all of one model: ``WrongSpace`` is raised where
+        that was changed in between.
         """
         texts = await self._checked(texts)
         if not texts:
             return []
-        return [count async for part in self._in_calls(texts, self._counted) for count in part]
+        model = ""
+
+        async def ask(some: list[str], by_descriptor: bool) -> list[int]:
+            nonlocal model
+            # "" while none serves: looked at again.
+            if not model and len(some) < len(texts):
+                model = await self._fingerprint()
+            return await self._counted(some)
+
+        counts = [count async for part in self._in_calls(texts, ask) for count in part]
+        if model and await self._fingerprint() not in (model, ""):
+            sentence = "the model was changed between two calls for these texts"
+            raise errors.WrongSpace(f"{sentence}: count them again")
+        return counts
 
     async def properties(self) -> Properties:
         """What the service says about itself now."""
@@ -246,6 +274,10 @@ class AsyncEmbedder:
         asked = line.call("GetAll", "s", [EMBEDDER], "a{sv}", PROPERTIES, seconds=seconds)
         body, _ = await asked
         return Properties.from_reply(plain(body[0]))
+
+    async def _fingerprint(self) -> str:
+        """What tells the model that serves from others; empty while none does."""
+        return (await self.properties()).vector_space.partition("-")[0]
 
     def _on_the_bus(self) -> Bus:
         if self._bus is None:
@@ -343,7 +375,7 @@ class AsyncEmbedder:
                 return end
         return len(texts)
 
-    async def _counted(self, texts: list[str], by_descriptor: bool) -> list[int]:
+    async def _counted(self, texts: list[str]) -> list[int]:
         """One call, which is answered in the message."""
         body, _ = await self._connected().call("CountTokens", "as", [texts], "au")
         if len(body[0]) != len(texts):

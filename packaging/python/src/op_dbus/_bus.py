@@ -13,7 +13,7 @@ from typing import Any
 
 from dbus_fast import BusType, Message, MessageFlag, MessageType, Variant
 from dbus_fast.aio import MessageBus
-from dbus_fast.errors import AuthError, InvalidAddressError
+from dbus_fast.errors import AuthError
 
 from ._direct import DirectConnection
 from ._room import Room
@@ -69,7 +69,12 @@ class Bus:
         except TimeoutError as reason:
             sentence = f"the bus {bus!r} did not answer within {CONNECT_S:g} s"
             raise NotReachable(sentence) from reason
-        except (OSError, EOFError, AuthError, InvalidAddressError) as reason:
+        except KeyError as missing:
+            sentence = f"DBUS_SESSION_BUS_ADDRESS and {missing} are not in the environment"
+            raise NotReachable(f"no address of the bus {bus!r}: {sentence}") from missing
+        except Exception as reason:
+            # dbus-fast says no more of what it raises. An address may be wrong in many ways, and who answers there
+            # need not be a bus.
             raise NotReachable(f"no connection to the bus {bus!r}: {reason}") from reason
         connected = cls(connection)
         name = str(connection.unique_name)
@@ -125,13 +130,17 @@ class Bus:
         else:
             _leave(self._connection, self._loop)
 
+    def lives(self) -> bool:
+        """Whether nobody has heard yet of the connection's end."""
+        return bool(self._connection.connected)
+
     async def closed(self) -> None:
         """Waits until the connection is gone, in the loop that hears of it."""
         if os.getpid() != self._process or asyncio.get_running_loop() is not self._loop:
             return
         try:
             await self._connection.wait_for_disconnect()  # type: ignore[no-untyped-call]
-        except (OSError, EOFError):
+        except Exception:
             pass  # It is gone all the same.
 
     async def call(
@@ -217,9 +226,17 @@ class Bus:
         # and could wait on a descriptor that is another file's by now. In this turn the loop hears of
         # an end that came meanwhile.
         await asyncio.sleep(0)
-        if not self._connection.connected:
+        if not self.lives():
             raise EOFError
-        return await self._connection.call(message)
+        return await self._connection.call(self._numbered(message))
+
+    def _numbered(self, message: Message) -> Message:
+        """The message as the next one. dbus-fast counts on beyond the 32 bits that a number has, and 0 is none."""
+        if self._connection._serial >= 0xFFFF_FFFF:
+            self._connection._serial = 0
+        # Of the same count as what it sends by itself: by two calls of one number the first would have no answer.
+        message.serial = self._connection.next_serial()
+        return message
 
     def _forget(self, calling: asyncio.Task[Message]) -> None:
         """What comes when nobody waits any more: descriptors, or a job that nobody could end."""
@@ -233,7 +250,7 @@ class Bus:
     def end_job(self, path: str) -> None:
         """Ends a job that nobody holds, without waiting for that."""
         # Where the connection breaks the job ends with it.
-        if self._connection.connected:
+        if self.lives():
             unwanted = Message(
                 destination=NAME,
                 path=path,
@@ -241,7 +258,7 @@ class Bus:
                 member="Cancel",
                 flags=MessageFlag.NO_REPLY_EXPECTED,
             )
-            sent = self._connection.send(unwanted)
+            sent = self._connection.send(self._numbered(unwanted))
             sent.add_done_callback(lambda sent: sent.cancelled() or sent.exception())
 
 

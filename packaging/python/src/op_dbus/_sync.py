@@ -7,13 +7,14 @@ import concurrent.futures
 import contextlib
 import numbers
 import os
+import queue
 import sys
 import threading
 import warnings
 import weakref
 from collections.abc import Callable, Coroutine, Iterable
 from types import TracebackType
-from typing import Any, Self, SupportsIndex, TypeVar, Unpack
+from typing import Any, Generic, Self, SupportsIndex, TypeVar, Unpack
 
 from ._aio import AsyncEmbedder, several
 from ._bus import BEFORE_FORK
@@ -77,11 +78,15 @@ class Embedder:
         if sys.is_finalizing():
             raise RuntimeError(_AT_THE_END)
         self._process = os.getpid()
-        self._lock = threading.Lock()
         self._closed = False
+        self._waiting: set[_Call[Any]] = set()
+        self._ended: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(
-            target=_run, args=[self._loop], name="op-dbus client", daemon=True
+            target=_run,
+            args=[self._loop, self._waiting, self._ended],
+            name="op-dbus client",
+            daemon=True,
         )
         self._thread.start()
         # A bus takes so many connections of a user, and the thread would never end.
@@ -107,24 +112,27 @@ class Embedder:
         self.close()
 
     def close(self) -> None:
-        """Leaves the bus and ends the thread. Vectors that were returned stay valid."""
+        """Leaves the bus and ends the thread. Vectors that were returned stay valid.
+
+        A signal's handler may do that as well, whatever the program was doing.
+        """
         if os.getpid() != self._process:
             # The thread and the connection are the other process's.
             return
         if sys.is_finalizing():
-            # The thread has stopped where it was and would be waited for without end, and so would a lock of a
-            # thread that has. The connection ends with the process.
+            # The thread has stopped where it was and would be waited for without end. The connection ends with the
+            # process.
             return
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = True
-        self._lost.detach()
+        self._closed = True
+        # One of those who close has it, without a lock: a signal's handler may close within a `close`.
+        if self._lost.detach() is None:
+            return
         ended = _end(self._client, self._loop)
         # A ``__del__`` may be called on the thread that ends, and that can't wait for itself.
         if threading.current_thread() is not self._thread:
             ended.result()
-            self._thread.join()
+            # Not joined: a thread ends with a lock that this one may hold, if a signal came in a ``Thread.start``.
+            self._ended.get()
 
     def embed(self, texts: Iterable[str], **options: Unpack[Options]) -> Embeddings:
         """See :meth:`AsyncEmbedder.embed`."""
@@ -181,31 +189,114 @@ class Embedder:
         if threading.current_thread() is self._thread:
             call.close()
             raise RuntimeError("a client can't be asked from its own thread, where its answer would come")
-        with self._lock:
-            if self._closed:
-                call.close()
-                raise RuntimeError(_CLOSED)
-            calling = asyncio.run_coroutine_threadsafe(call, self._loop)
+        if self._closed:
+            call.close()
+            raise RuntimeError(_CLOSED)
+        asked = _Call(call)
         try:
-            return calling.result(self._timeout)
-        except TimeoutError:
-            calling.cancel()
+            # Before the loop is asked, so that its thread tells this one, should that end before it comes to this.
+            self._waiting.add(asked)
+            try:
+                self._loop.call_soon_threadsafe(self._begin, asked)
+            except RuntimeError:
+                if not self._loop.is_closed():
+                    raise
+                asked.end()
+            asked.wait(self._timeout)
+        except queue.Empty:
+            self._give_up(asked)
             raise TimeoutError(f"no answer within {self._timeout} s: see timeout") from None
-        except concurrent.futures.CancelledError:
+        except BaseException:
+            # An interrupt of the waiting thread.
+            self._give_up(asked)
+            raise
+        finally:
+            self._waiting.discard(asked)
+        try:
+            return asked.result()
+        except asyncio.CancelledError:
             raise RuntimeError(_CLOSED_MEANWHILE) from None
         except NotReachable:
             # Of a call under way its connection tells first, as a rule; it does not know whose doing that was.
             if self._closed:
                 raise RuntimeError(_CLOSED_MEANWHILE) from None
             raise
-        except BaseException:
-            # An interrupt of the waiting thread; otherwise the call has ended already.
-            calling.cancel()
-            raise
+
+    def _begin(self, asked: _Call[Any]) -> None:
+        """On the client's thread."""
+        if self._closed:
+            # ``_end`` may have looked already for what is left behind.
+            asked.end()
+        else:
+            asked.begin()
+
+    def _give_up(self, asked: _Call[Any]) -> None:
+        try:
+            self._loop.call_soon_threadsafe(asked.cancel)
+        except RuntimeError:
+            # The loop is closed: nothing of it goes on.
+            asked.end()
+
+
+class _Call(Generic[_T]):
+    """A call that the client's thread makes, and that another one waits for.
+
+    A signal's handler may come in wherever that one is, close the client there, and wait for its thread, which
+    therefore must want no lock that who asks may hold. Futures of ``concurrent`` have such a lock; a
+    ``SimpleQueue`` has none.
+    """
+
+    def __init__(self, call: Coroutine[Any, Any, _T]) -> None:
+        self._call = call
+        self._task: asyncio.Task[_T] | None = None
+        self._value: _T
+        # Until it has begun.
+        self._error: BaseException | None = asyncio.CancelledError()
+        self._ended: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+    def begin(self) -> None:
+        """In the loop."""
+        self._task = asyncio.get_running_loop().create_task(self._call)
+        self._task.add_done_callback(self._has_ended)
+
+    def _has_ended(self, task: asyncio.Task[_T]) -> None:
+        # Not handed on: whoever lets a task go last does so in Python code of ``asyncio``, out of which no exception
+        # of a signal's handler gets.
+        self._task = None
+        if not task.cancelled():
+            self._error = task.exception()
+            if self._error is None:
+                self._value = task.result()
+        self._ended.put(None)
+
+    def cancel(self) -> None:
+        """In the loop."""
+        if self._task is None:
+            self._call.close()
+        else:
+            self._task.cancel()
+
+    def end(self) -> None:
+        """Tells who waits; a call that has not begun never will."""
+        if self._task is None:
+            self._call.close()
+        self._ended.put(None)
+
+    def wait(self, seconds: float | None) -> None:
+        """Until it has ended. Raises ``queue.Empty`` where that is later."""
+        self._ended.get(timeout=seconds)
+
+    def result(self) -> _T:
+        """What it has ended with; ``CancelledError`` where it never began."""
+        error, self._error = self._error, None
+        if error is None:
+            return self._value
+        try:
+            raise error
         finally:
-            # Its error knows this frame, and through it all that the callers hold: vectors, too,
-            # which would stay mapped until the next collection of cycles.
-            del calling
+            # It knows this frame, and through it all that the callers hold: vectors, too, which would stay mapped
+            # until the next collection of cycles.
+            del error
 
 
 def _seconds(timeout: float | None) -> float | None:
@@ -227,10 +318,15 @@ def _abandon(jobs: list[AsyncJob]) -> None:
         job.abandon()
 
 
-def _run(loop: asyncio.AbstractEventLoop) -> None:
+def _run(
+    loop: asyncio.AbstractEventLoop, waiting: set[_Call[Any]], ended: queue.SimpleQueue[None]
+) -> None:
     """The thread of a client, until its loop is stopped."""
     loop.run_forever()
     loop.close()
+    for asked in list(waiting):
+        asked.end()
+    ended.put(None)
 
 
 def _end(

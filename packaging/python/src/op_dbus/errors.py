@@ -117,7 +117,7 @@ class WrongSpace(OpDbusError, prefix=_OURS):
 
 
 class Pinned(OpDbusError, prefix=_OURS):
-    """The environment or a flag of the service holds this setting."""
+    """The environment, a flag or another setting of the service holds this one."""
 
 
 class NoSpace(OpDbusError, prefix=_OURS):
