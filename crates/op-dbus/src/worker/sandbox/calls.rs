@@ -87,15 +87,17 @@ const BY_NUMBER: &[c_long] = &[
     libc::SYS_mq_unlink,
 ];
 
-/// Who may do what with a file: answered as if it were done, and nothing is. Landlock does not heed it, wherever the file
-/// lies, and the service's user has all of the service's. What a worker makes is of that user alone as it is; OpenVINO
-/// sets the mode of what it has compiled, and gives up where that is refused.
+/// Who may do what with a file, and with what is made from now on: answered as if it were done, and nothing is. Landlock
+/// does not heed it, wherever the file lies, and the service's user has all of the service's. OpenVINO sets the mode of
+/// what it has compiled, and gives up where that is refused; no program expects that `umask` may be.
 const MODES: &[c_long] = &[
     #[cfg(target_arch = "x86_64")]
     libc::SYS_chmod,
     libc::SYS_fchmod,
     libc::SYS_fchmodat,
-    libc::SYS_fchmodat2,
+    // `fchmodat2`, whose number all architectures share.
+    452,
+    libc::SYS_umask,
 ];
 
 /// Whose a file is, its times and attributes, and, by its path, its length: Landlock heeds none of these either (the
@@ -128,8 +130,10 @@ const OF_FILES: &[c_long] = &[
 
 /// Requests of `ioctl` that type, `TIOCSTI` and `TIOCLINUX`: standard error may be the terminal of the shell that a daemon
 /// was started from, which would read what is typed there as a command. `FIOSETOWN` and `SIOCSPGRP`, as [`OWNING`]. And
-/// `FS_IOC_SETFLAGS`, `FS_IOC_FSSETXATTR` and `FS_IOC_ENABLE_VERITY`, as [`OF_FILES`].
-const REQUESTS: [u64; 7] = [0x5412, 0x541c, 0x8901, 0x8902, 0x4008_6602, 0x401c_5820, 0x4080_6685];
+/// `FS_IOC_SETFLAGS`, by the number of programs of 32 bits as well, `FS_IOC_FSSETXATTR` and `FS_IOC_ENABLE_VERITY`, as
+/// [`OF_FILES`].
+const REQUESTS: [u64; 8] =
+    [0x5412, 0x541c, 0x8901, 0x8902, 0x4008_6602, 0x4004_6602, 0x401c_5820, 0x4080_6685];
 
 /// Commands of `fcntl` that name whom a file sends a signal to when there is something to read, and which one: to the
 /// daemon, say, which Landlock prevents from Linux 6.12 on. `F_SETOWN`, `F_SETSIG`, `F_SETOWN_EX`.
@@ -226,12 +230,13 @@ pub struct Needs {
 pub fn refuse(needs: Needs) -> Result<(), Error> {
     // The flags of `clone3` lie in memory, where a filter can't see them. Without it the C library
     // takes `clone`, whose flags it can.
-    let unknown = BTreeMap::from([(libc::SYS_clone3, Vec::new())]);
+    let unknown = filter(always(&[libc::SYS_clone3]), libc::ENOSYS)?;
+    let modes = filter(always(MODES), 0)?;
     let refused = filter(rules(needs)?, libc::EPERM)?;
     if !needs.programs {
         // A compiler gives what it makes its modes, and others' files, too, if it likes.
-        apply_filter(&filter(always(MODES), 0)?)?;
-        apply_filter(&filter(unknown, libc::ENOSYS)?)?;
+        apply_filter(&modes)?;
+        apply_filter(&unknown)?;
     }
     apply_filter(&refused)
 }

@@ -12,6 +12,7 @@ use nix::sys::socket::{
     AddressFamily, Backlog, MsgFlags, MultiHeaders, SockFlag, SockType, SockaddrStorage, UnixAddr,
     accept, bind, connect, getsockname, listen, sendmmsg, sendmsg, sendto, socket,
 };
+use nix::sys::stat::{Mode, umask};
 use nix::unistd::{Pid, getppid};
 
 use super::*;
@@ -245,12 +246,12 @@ fn nothing_is_found_by_a_number_and_nobody_typed_for_or_signalled() {
     };
     let all = Needs { programs: true, placing: true, network: Network::TcpByName };
     for needs in [Needs::default(), all] {
-        assert_eq!(outcomes(Some(needs)), [Errno::EPERM; 22], "{needs:?}");
+        assert_eq!(outcomes(Some(needs)), [Errno::EPERM; 24], "{needs:?}");
     }
     assert!(!outcomes(None).contains(&Errno::EPERM));
 }
 
-/// What it says is not so: the mode is as it was.
+/// What it says is not so: the mode is as it was, and the mask.
 #[test]
 fn a_mode_is_not_set_and_nobody_is_told() {
     let attempt = |needs: Option<Needs>| {
@@ -264,6 +265,14 @@ fn a_mode_is_not_set_and_nobody_is_told() {
         };
         std::thread::spawn(attempt).join().unwrap()
     };
+    let unmasked = move || {
+        refuse(Needs::default()).unwrap();
+        umask(Mode::empty());
+        let folder = tempfile::tempdir().unwrap();
+        let made = std::fs::File::create(folder.path().join("made")).unwrap();
+        made.metadata().unwrap().permissions().mode() & 0o777
+    };
+    assert_eq!(std::thread::spawn(unmasked).join().unwrap() & 0o022, 0);
     assert_eq!(attempt(Some(Needs::default())), 0o600);
     assert_eq!(attempt(Some(Needs { programs: true, ..Needs::default() })), 0o644);
     assert_eq!(attempt(None), 0o644);
