@@ -132,7 +132,10 @@ impl OrtBackend {
         let failed = |error: BackendError| accelerator.unavailable(error.to_string());
         self.run_any(false).map_err(failed)?;
         let mut read = || -> Result<Placement, Box<dyn std::error::Error>> {
-            Ok(Placement::read(&std::fs::read(self.session.end_profiling()?)?, name)?)
+            let alone = session::alone(&accelerator.provider);
+            let profile = self.session.end_profiling()?;
+            drop(alone);
+            Ok(Placement::read(&std::fs::read(profile)?, name)?)
         };
         let unknown =
             |error| accelerator.unavailable(format!("what it ran can't be read ({error})"));
@@ -275,8 +278,8 @@ impl OrtBackend {
         out: &mut [f32],
         shrink: bool,
     ) -> Result<(), BackendError> {
-        let _alone = session::alone(&self.description.provider);
         self.rows.fill(batch, self.description.buckets);
+        let _alone = session::alone(&self.description.provider);
         let Self { session, feed, rows, run, shrink: shrinking, .. } = self;
         let options = shrinking.as_ref().filter(|_| shrink).unwrap_or(run);
         let Transfer { inputs, results } = feed.run((session, options), rows, batch, out)?;

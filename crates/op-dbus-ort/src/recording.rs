@@ -57,7 +57,10 @@ impl OrtBackend {
     /// goes into computing: as many as there is time for.
     pub(crate) fn record(&mut self, environment: Environment, place: Place) {
         let Feed::Bound(buffers) = &mut self.feed else { return };
-        match Recorder::new(environment, &self.session, place) {
+        let alone = session::alone(&self.description.provider);
+        let recorder = Recorder::new(environment, &self.session, place);
+        drop(alone);
+        match recorder {
             Ok(recorder) => buffers.record_with(recorder),
             Err(error) => return tracing::warn!(%error, "no batch is recorded"),
         }
@@ -97,6 +100,7 @@ impl OrtBackend {
         let replayed = recorded.and_then(|()| self.compute(&batch, &mut found, false));
         let result = replayed.and_then(|()| compare(&expected, &found));
         if let (Err(_), Feed::Bound(buffers)) = (&result, &mut self.feed) {
+            let _alone = session::alone(&self.description.provider);
             buffers.forget(shape);
         }
         result
