@@ -135,7 +135,8 @@ pub fn read_blocking(reader: &Reader) -> std::io::Result<Vec<Device>> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     Ok(runtime.block_on(async {
         let mut state = reader.state.lock().await;
-        if state.accelerators.iter().all(|device| device.name.is_empty()) {
+        // One that has just hung would do so again.
+        if !state.has_failed && state.accelerators.iter().all(|device| device.name.is_empty()) {
             state.until = Instant::now();
         }
         drop(state);

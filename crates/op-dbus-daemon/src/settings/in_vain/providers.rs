@@ -37,11 +37,12 @@ impl Loaded {
 pub(super) fn sentences(loaded: &Loaded, model: Option<&Model>) -> Vec<String> {
     let mut all = of_tables(loaded);
     all.extend(chain(loaded));
-    if loaded.settings.vector_level != Level::None {
-        for provider in named(&loaded.settings) {
-            let why = obstacles(loaded, provider, model);
-            all.extend(why.iter().map(|why| loaded.names_in_vain(provider, why)));
-        }
+    for provider in named(&loaded.settings) {
+        let why = match loaded.settings.vector_level {
+            Level::None => Vec::from_iter(whatever_the_model(loaded, provider)),
+            _ => obstacles(loaded, provider, model),
+        };
+        all.extend(why.iter().map(|why| loaded.names_in_vain(provider, why)));
     }
     all
 }
@@ -72,15 +73,10 @@ fn obstacles(loaded: &Loaded, provider: Provider, model: Option<&Model>) -> Vec<
     let (asked_in, graph) =
         (loaded.origin("precision"), model.filter(|model| model.family == Family::Onnx));
     let of_its_own = match provider {
-        Provider::Remote => fleet::no_endpoint(&loaded.settings),
-        Provider::DirectMl | Provider::CoreMl => {
-            let other_system = manifest::provider(&provider.to_string()).err();
-            other_system.map(|why| format!("{why}; name another provider"))
-        }
         Provider::OpenVino => own_hint(loaded),
-        Provider::Auto | Provider::Cpu => {
-            graph.and_then(|graph| loaded.graph_for_native(&graph.name))
-        }
+        Provider::Auto | Provider::Cpu => graph.and_then(|graph| {
+            loaded.graph_for_native(&format!("{} ({})", graph.name, loaded.origin("model")))
+        }),
         _ => None,
     };
     let lacks_precision = lacks_precision(loaded, provider).then(|| {
@@ -95,7 +91,20 @@ fn obstacles(loaded: &Loaded, provider: Provider, model: Option<&Model>) -> Vec<
             loaded.origin("model")
         )
     });
-    [of_its_own, lacks_precision, as_it_is].into_iter().flatten().collect()
+    let general = whatever_the_model(loaded, provider);
+    [general, of_its_own, lacks_precision, as_it_is].into_iter().flatten().collect()
+}
+
+/// Why the provider computes nothing with these settings.
+fn whatever_the_model(loaded: &Loaded, provider: Provider) -> Option<String> {
+    match provider {
+        Provider::Remote => fleet::no_endpoint(&loaded.settings),
+        Provider::DirectMl | Provider::CoreMl => {
+            let other_system = manifest::provider(&provider.to_string()).err();
+            other_system.map(|why| format!("{why}; name another provider"))
+        }
+        _ => None,
+    }
 }
 
 /// That a chain of fallbacks leads nowhere else.

@@ -61,8 +61,8 @@ fn a_precision_that_a_provider_lacks_is_told() {
 fn a_graph_that_nothing_named_computes_is_told() {
     let of = |flags: &[(&str, &str)]| told("", &[&[("model", "own")][..], flags].concat());
     let (text, nothing) = of(&[]);
-    let said = "own is an ONNX graph, which ONNX Runtime computes, and cpu_engine is native (default); \
-                set OP_DBUS_CPU_ENGINE=ort";
+    let said = "own (flag --model) is an ONNX graph, which ONNX Runtime computes, and cpu_engine is native \
+                (default); set OP_DBUS_CPU_ENGINE=ort";
     assert_eq!((text, nothing), (format!("default: execution_provider is cpu, and {said}"), true));
     assert_eq!(of(&[GGML]), (format!("default: fallback names cpu, and {said}"), false));
     let auto = ("execution_provider", "auto");
@@ -212,6 +212,8 @@ fn settings_with_which_nothing_is_embedded_are_told() {
         let off = [flags, &[("vector_level", "none")]].concat();
         assert!(!told(&off).1, "{off:?}");
     }
+    let directml = [("execution_provider", "directml"), ("vector_level", "none")];
+    assert!(told(&directml).0.contains("directml needs Windows"), "whatever is embedded");
     // What a model reads that is not there is not known.
     let (text, nothing) = told(&[("quota_tokens", "3"), ("model", "mine")]);
     assert!(!nothing && !text.contains("quota_tokens"), "{text}");

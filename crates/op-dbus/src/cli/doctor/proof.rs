@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use nix::unistd::geteuid;
 use op_dbus_daemon::devices::Reader;
 use op_dbus_daemon::service::{Error, Means, Options, Request, Served, Service, WorkerProgram};
-use op_dbus_daemon::settings::{Loaded, Offload, Provider};
+use op_dbus_daemon::settings::{Devices, Loaded, Offload, Provider};
 use op_dbus_engine::{CancellationToken, WorkerState, WorkerStatus};
 
 use super::super::own_cache;
@@ -30,8 +30,14 @@ pub fn faults(loaded: &Loaded, provider: Provider) -> Option<Check> {
 /// Computes on the provider and on no other.
 pub async fn check(loaded: &Loaded, provider: Provider) -> Vec<Check> {
     let mut loaded = alone(loaded, provider);
-    // What is packed or compiled here must not end up in the service's cache as another user's.
-    let own = match own_cache::instead_of(&loaded.settings.cache_dir) {
+    // What is packed or compiled here must not end up in the service's cache as another user's, nor what batches cost
+    // on several devices beside it.
+    let is_one = matches!(&loaded.settings.gpu_device, Devices::List(numbers) if numbers.len() < 2);
+    let own = match is_one {
+        true => own_cache::instead_of(&loaded.settings.cache_dir),
+        false => tempfile::tempdir().map(Some),
+    };
+    let own = match own {
         Ok(own) => own,
         Err(error) => {
             return vec![Check::unchecked(PROOF, format!("no temporary folder: {error}"))];
