@@ -184,13 +184,13 @@ pub(crate) fn read_family(config: &Config) -> Result<Family, Error> {
     }
 }
 
-/// Files that tell of weights which are not read; the first lists several files, as transformers saves what is larger
-/// than any model of these families.
-const OTHER_WEIGHTS: [&str; 4] = [
-    "model.safetensors.index.json",
-    "pytorch_model.bin",
-    "pytorch_model.bin.index.json",
-    "tf_model.h5",
+/// Files that tell of weights which are not read, and where these are. An index lists several files, as transformers
+/// saves what is larger than any model of these families.
+const OTHER_WEIGHTS: [(&str, &str); 4] = [
+    ("model.safetensors.index.json", "several files (model.safetensors.index.json)"),
+    ("pytorch_model.bin", "pytorch_model.bin only"),
+    ("pytorch_model.bin.index.json", "several files (pytorch_model.bin.index.json)"),
+    ("tf_model.h5", "tf_model.h5 only"),
 ];
 
 /// The refusal of a graph that was taken because there is no `model.safetensors`: where the folder has a model of a
@@ -199,7 +199,8 @@ pub(crate) fn with_weights(place: &mut Place, graph: Error) -> Error {
     let is_refusal = matches!(graph, Error::Hook { .. } | Error::Unsupported { .. });
     let config: Option<Config> = read(place, "config.json").ok().flatten();
     let is_of_family = config.is_some_and(|config| read_family(&config).is_ok());
-    let is_whole = place.has("modules.json") && OTHER_WEIGHTS.iter().any(|file| place.has(file));
+    let has_others = OTHER_WEIGHTS.iter().any(|(file, _)| place.has(file));
+    let is_whole = place.has("modules.json") && has_others;
     match require_weights(place) {
         Err(Error::Unsupported { found, supported }) if is_refusal && is_of_family && is_whole => {
             let beside = format!("{found}, and beside them a graph that can't be taken ({graph})");
@@ -218,8 +219,8 @@ pub(crate) fn require_weights(place: &Place) -> Result<(), Error> {
     if place.has("model.safetensors") {
         return Ok(());
     }
-    match OTHER_WEIGHTS.into_iter().find(|file| place.has(file)) {
-        Some(file) => Err(refuse(format!("weights in {file} only"), supported)),
+    match OTHER_WEIGHTS.into_iter().find(|(file, _)| place.has(file)) {
+        Some((_, whereabouts)) => Err(refuse(format!("weights in {whereabouts}"), supported)),
         None => Err(lacks(place, "model.safetensors")),
     }
 }

@@ -39,6 +39,13 @@ fn a_graph_is_imported_from_its_folder_or_by_its_file() {
 }
 
 #[test]
+fn weights_go_before_a_graph_in_the_same_folder() {
+    let mut files = fixture::model("bert");
+    files.insert("onnx/model.onnx".into(), b"graph".to_vec());
+    assert_eq!(Bench::new().import_files(&files).unwrap().family, Family::Bert);
+}
+
+#[test]
 fn a_link_to_a_graph_does_not_bring_the_tokenizer_beside_it() {
     let bench = Bench::new();
     let (mine, other) = (bench.path("mine"), bench.path("other"));
@@ -99,14 +106,15 @@ fn weights_beside_a_graph_that_is_of_no_use_are_told_of() {
     files.insert("onnx/model.onnx".into(), b"graph".to_vec());
     assert_eq!(refused("", &files), alone);
     for (other, found) in [
-        ("pytorch_model.bin", "weights in pytorch_model.bin only"),
-        ("pytorch_model.bin.index.json", "weights in pytorch_model.bin.index.json only"),
-        ("model.safetensors.index.json", "weights in model.safetensors.index.json only"),
+        ("pytorch_model.bin", "pytorch_model.bin only"),
+        ("pytorch_model.bin.index.json", "several files (pytorch_model.bin.index.json)"),
+        ("model.safetensors.index.json", "several files (model.safetensors.index.json)"),
     ] {
         let mut files = files.clone();
         files.insert(other.into(), b"{}".to_vec());
         let message = refused("", &files);
-        let told = format!("{found}, and beside them a graph that can't be taken ({alone});");
+        let told =
+            format!("weights in {found}, and beside them a graph that can't be taken ({alone});");
         assert!(message.contains(&told), "{message}");
         assert!(message.contains("safe_serialization=True"), "{message}");
         // Who asks for the graph wants the graph, and of other models it is all that can be had.

@@ -173,7 +173,7 @@ fn missing_files_are_named_with_what_lies_there_instead() {
         ("tokenizer.json", "vocab.txt", "vocab.txt only"),
         ("tokenizer.json", "x", "no tokenizer"),
         ("model.safetensors", "pytorch_model.bin", "pytorch_model.bin only"),
-        ("model.safetensors", "model.safetensors.index.json", "safetensors.index.json only"),
+        ("model.safetensors", "model.safetensors.index.json", "weights in several files (model."),
         ("model.safetensors", "x", "without model.safetensors"),
         ("1_Pooling/config.json", "x", "without 1_Pooling/config.json"),
     ];
