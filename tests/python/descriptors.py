@@ -1,5 +1,6 @@
 """The installed package `op-dbus` on a connection whose other end is in here: replies that lie in the
-socket together, of which some bring a file descriptor; and a call beside which the other end asks, too."""
+socket together, of which some bring a file descriptor; a call beside which the other end asks, too;
+and answers that let nobody in."""
 
 import asyncio
 import os
@@ -123,5 +124,20 @@ async def an_answer_is_of_the_call_that_asked() -> None:
     service.close()
 
 
+async def who_does_not_know_the_client_is_no_connection() -> None:
+    """Whatever dbus-fast raises at that answer."""
+    for answer in (b"REJECTED\r\n", b"HELLO\r\n", b"\xff\r\n"):
+        ours, theirs = socket.socketpair()
+        ours.send(answer)
+        try:
+            await Bus(Opening(theirs)).direct()
+        except errors.NotReachable as error:
+            assert str(error).startswith("no direct connection to the service: "), (answer, error)
+        else:
+            raise AssertionError(f"a connection to who says {answer!r}")
+        ours.close()
+
+
 asyncio.run(each_reply_has_its_own_descriptor())
 asyncio.run(an_answer_is_of_the_call_that_asked())
+asyncio.run(who_does_not_know_the_client_is_no_connection())

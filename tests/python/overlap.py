@@ -514,7 +514,8 @@ def a_job_that_comes_when_its_thread_gives_up_ends() -> None:
     service = Leaving(seconds=0)
     embedder = with_a_thread(service)
     start = embedder._client.start
-    for kind in (TimeoutError, KeyboardInterrupt):
+    # What a handler raises, and a time that is over.
+    for raised in (TimeoutError("of a handler"), KeyboardInterrupt("of a handler"), None):
         has_come, has_gone = threading.Event(), threading.Event()
 
         def give_way() -> None:
@@ -527,9 +528,11 @@ def a_job_that_comes_when_its_thread_gives_up_ends() -> None:
             asyncio.get_running_loop().call_soon(give_way)
             return job
 
-        def give_up(*_) -> None:
+        def give_up(*_) -> bool:
             assert has_come.wait(60)
-            raise kind("of a handler")
+            if raised is not None:
+                raise raised
+            return False
 
         embedder._client.start = started
         service.sent.clear()
@@ -539,15 +542,18 @@ def a_job_that_comes_when_its_thread_gives_up_ends() -> None:
         ):
             try:
                 embedder.start(given)
-            except kind as error:
+            except (TimeoutError, KeyboardInterrupt) as error:
                 has_gone.set()
-                assert str(error) == "of a handler", error
+                if raised is None:
+                    assert str(error).startswith("no answer within "), error
+                else:
+                    assert error is raised, error
             else:
-                raise AssertionError(f"no {kind.__name__}")
+                raise AssertionError(f"a job in place of {raised!r}")
         # What was asked of the loop before is done then.
         embedder._wait(asyncio.sleep(0))
         said = [(message.member, message.path) for message in service.sent[1:]]
-        assert said == [("Cancel", "/job")], (kind, said)
+        assert said == [("Cancel", "/job")], (raised, said)
     embedder.close()
 
 
@@ -586,6 +592,25 @@ def a_signal_may_close_whatever_its_thread_does() -> None:
         assert embedder._loop.is_closed()
     has_ended(embedder)
     signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+    faulthandler.cancel_dump_traceback_later()
+
+
+def a_handler_does_not_lengthen_a_timeout() -> None:
+    """One that comes before the time is over, and ends after it."""
+    faulthandler.dump_traceback_later(60, exit=True)
+    embedder = with_a_thread(Leaving())
+    embedder._timeout = 0.2
+    signal.signal(signal.SIGALRM, lambda *_: threading.Event().wait(0.2))
+    signal.setitimer(signal.ITIMER_REAL, 0.1)
+    try:
+        embedder.properties()
+    except TimeoutError as error:
+        assert str(error).startswith("no answer within 0.2 s"), error
+    else:
+        raise AssertionError("an answer of a service that gives none")
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    embedder.close()
+    has_ended(embedder)
     faulthandler.cancel_dump_traceback_later()
 
 
@@ -708,5 +733,6 @@ in_time_of_its_own(what_refuses_a_fetch_is_not_what_its_job_failed_with)
 in_time_of_its_own(who_closes_while_it_connects_has_left)
 a_job_that_comes_when_its_thread_gives_up_ends()
 a_signal_may_close_whatever_its_thread_does()
+a_handler_does_not_lengthen_a_timeout()
 what_a_handler_raises_arrives()
 a_client_closes_however_its_connection_ended()

@@ -13,7 +13,6 @@ from typing import Any
 
 from dbus_fast import BusType, Message, MessageFlag, MessageType, Variant
 from dbus_fast.aio import MessageBus
-from dbus_fast.errors import AuthError
 
 from ._direct import DirectConnection
 from ._room import Room
@@ -113,7 +112,8 @@ class Bus:
         except TimeoutError as reason:
             sentence = f"the service's direct connection did not answer within {CONNECT_S:g} s"
             raise NotReachable(sentence) from reason
-        except (OSError, EOFError, AuthError) as reason:
+        except Exception as reason:
+            # As in `connect`.
             raise NotReachable(f"no direct connection to the service: {reason}") from reason
         connection.add_message_handler(_refuse_descriptors)
         return Bus(connection)._closed_when_lost()

@@ -23,7 +23,7 @@ class DirectConnection(MessageBus):
     async def over(cls, sock: socket.socket) -> DirectConnection:
         """Authenticates on ``sock``, which is this connection's from now on.
 
-        Raises ``OSError`` or ``AuthError``; ``sock`` is closed then.
+        Raises what dbus-fast does, which does not say; ``sock`` is closed then.
         """
         # The address is for ``connect``, which is not called.
         connection = cls(bus_address="unix:path=/", negotiate_unix_fd=True)

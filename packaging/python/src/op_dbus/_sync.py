@@ -202,12 +202,10 @@ class Embedder:
                 if not self._loop.is_closed():
                     raise
                 asked.end()
-            asked.wait(self._timeout)
-        except queue.Empty:
-            self._give_up(asked)
-            raise TimeoutError(f"no answer within {self._timeout} s: see timeout") from None
+            if not asked.wait(self._timeout):
+                raise TimeoutError(f"no answer within {self._timeout} s: see timeout")
         except BaseException:
-            # An interrupt of the waiting thread.
+            # The time is over, or a signal's handler has raised.
             self._give_up(asked)
             raise
         finally:
@@ -242,8 +240,7 @@ class _Call(Generic[_T]):
     """A call that the client's thread makes, and that another one waits for.
 
     A signal's handler may come in wherever that one is, close the client there, and wait for its thread, which
-    therefore must want no lock that who asks may hold. Futures of ``concurrent`` have such a lock; a
-    ``SimpleQueue`` has none.
+    therefore must want no lock that who asks may hold. Futures of ``concurrent`` have such a lock.
     """
 
     def __init__(self, call: Coroutine[Any, Any, _T]) -> None:
@@ -252,7 +249,10 @@ class _Call(Generic[_T]):
         self._value: _T
         # Until it has begun.
         self._error: BaseException | None = asyncio.CancelledError()
-        self._ended: queue.SimpleQueue[None] = queue.SimpleQueue()
+        # Held until it has ended. Not a ``SimpleQueue``: its ``get`` waits without end where a signal's handler
+        # takes longer than what is left of the time.
+        self._ended = threading.Lock()
+        self._ended.acquire()
 
     def begin(self) -> None:
         """In the loop."""
@@ -267,7 +267,7 @@ class _Call(Generic[_T]):
             self._error = task.exception()
             if self._error is None:
                 self._value = task.result()
-        self._ended.put(None)
+        self._tell()
 
     def cancel(self) -> None:
         """In the loop."""
@@ -280,11 +280,16 @@ class _Call(Generic[_T]):
         """Tells who waits; a call that has not begun never will."""
         if self._task is None:
             self._call.close()
-        self._ended.put(None)
+        self._tell()
 
-    def wait(self, seconds: float | None) -> None:
-        """Until it has ended. Raises ``queue.Empty`` where that is later."""
-        self._ended.get(timeout=seconds)
+    def _tell(self) -> None:
+        # Perhaps once more.
+        with contextlib.suppress(RuntimeError):
+            self._ended.release()
+
+    def wait(self, seconds: float | None) -> bool:
+        """Until it has ended; whether that was in time."""
+        return self._ended.acquire(timeout=-1 if seconds is None else seconds)
 
     def result(self) -> _T:
         """What it has ended with; ``CancelledError`` where it never began."""
