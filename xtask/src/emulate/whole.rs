@@ -63,6 +63,14 @@ pub fn service() -> Outcome {
     shell::run(&mut tests)
 }
 
+/// The program for aarch64, as far as its compiler finds mistakes.
+pub fn check() -> Outcome {
+    match prepared("the program for aarch64") {
+        Some(qemu) => shell::run(&mut qemu.cargo(&["check", "--package", "op-dbus"])),
+        None => Ok(()),
+    }
+}
+
 /// The emulator, unless the machine lacks something for it, which is told.
 fn prepared(what: &str) -> Option<Qemu> {
     let mut qemu = Qemu::default();
