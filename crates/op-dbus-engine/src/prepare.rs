@@ -13,7 +13,7 @@ use crate::job::{Job, Slot};
 use crate::queue;
 use crate::scheduler::{Row, Scheduler};
 use crate::tokenizer::{EncodeError, Encoded, Tokenizer};
-use crate::tokenizer_threads::{QueuedTask, UserTasks};
+use crate::tokenizer_threads::{QueuedTask, ROOM, UserTasks};
 
 /// A chunk ends at the first of these bounds: some milliseconds of work for one thread.
 const CHUNK_TEXTS_MAX: usize = 64;
@@ -246,6 +246,7 @@ impl Preparer {
             // One idle thread waits for a task, the others for the lock.
             let next = tasks.lock().unwrap_or_else(PoisonError::into_inner).blocking_recv();
             let Some(QueuedTask { task, permit, heavy }) = next else { return };
+            ROOM.notify_waiters();
             task(self);
             drop((permit, heavy));
         }

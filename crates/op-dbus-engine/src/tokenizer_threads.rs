@@ -5,23 +5,47 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit, mpsc};
+use tokio::sync::mpsc::error::TrySendError;
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, SemaphorePermit, mpsc};
 
 use crate::error::Error;
 use crate::prepare::Task;
+use crate::wait::until;
 
 /// Tasks of one user that the threads have, for each thread: one that is done, and one that waits.
 const TASKS_OF_USER: usize = 2;
 
 /// Of tasks that take much memory, the threads of all engines have one at a time.
-pub(crate) static HEAVY: Semaphore = Semaphore::const_new(1);
+static HEAVY: Semaphore = Semaphore::const_new(1);
+
+/// That there is room for a task with the threads of an engine, or [`Heavy`] is free. Who waits for what others wait for
+/// as well does so by this and takes it where it is used: of a queue, somebody would be given it whose thread hangs.
+pub(crate) static ROOM: Notify = Notify::const_new();
+
+/// The right to a task that takes much memory.
+pub(crate) struct Heavy(Option<SemaphorePermit<'static>>);
+
+impl Drop for Heavy {
+    fn drop(&mut self) {
+        drop(self.0.take());
+        ROOM.notify_waiters();
+    }
+}
+
+#[cfg(test)]
+impl Heavy {
+    /// It, once nobody else has it.
+    pub async fn taken() -> Self {
+        until(&ROOM, || HEAVY.try_acquire().ok().map(|permit| Self(Some(permit)))).await
+    }
+}
 
 /// A task that the threads have. Its user may have another one there when it is done.
 pub(crate) struct QueuedTask {
     pub task: Task,
     pub permit: OwnedSemaphorePermit,
-    /// That of [`HEAVY`], where it takes much memory.
-    pub heavy: Option<SemaphorePermit<'static>>,
+    /// Where it takes much memory.
+    pub heavy: Option<Heavy>,
 }
 
 /// The way to the tokenizer threads.
@@ -38,7 +62,7 @@ pub(crate) struct TokenizerThreads {
 struct UserLimits {
     tasks: Arc<Semaphore>,
     alone: Arc<Semaphore>,
-    /// Of who waits for [`HEAVY`].
+    /// Of who waits for [`Heavy`].
     heavy: Arc<Semaphore>,
 }
 
@@ -96,10 +120,24 @@ impl UserTasks<'_> {
         let turn =
             if is_heavy { Some(self.limits.heavy.acquire().await.map_err(closed)?) } else { None };
         let permit = self.limits.tasks.clone().acquire_owned().await.map_err(closed)?;
-        // Behind that permit, for which others would wait as well.
-        let heavy = if is_heavy { Some(HEAVY.acquire().await.map_err(closed)?) } else { None };
+        let look = || {
+            // Given back without a word where there is no room: who misses it meanwhile is told of that room.
+            let heavy = if is_heavy { Some(HEAVY.try_acquire().ok()?) } else { None };
+            match self.threads.tasks.try_reserve() {
+                Ok(place) => Some(Ok((place, heavy))),
+                Err(TrySendError::Full(())) => None,
+                Err(TrySendError::Closed(())) => Some(Err(Error::ShuttingDown)),
+            }
+        };
+        let (place, heavy) = tokio::select! {
+            biased;
+            room = until(&ROOM, look) => room?,
+            () = self.threads.tasks.closed() => return Err(Error::ShuttingDown),
+        };
         drop(turn);
-        self.threads.tasks.send(QueuedTask { task, permit, heavy }).await.map_err(closed)
+        let heavy = heavy.map(|permit| Heavy(Some(permit)));
+        place.send(QueuedTask { task, permit, heavy });
+        Ok(())
     }
 }
 
@@ -164,11 +202,33 @@ mod tests {
         assert!(is_queued(&other).await);
         drop(receiver.recv().await);
         second.await.unwrap();
-        assert!(!is_sent(third.as_mut()).await);
+        assert!(!is_sent(third.as_mut()).await && !is_sent(others.as_mut()).await);
         while receiver.try_recv().is_ok() {}
-        assert!(!is_sent(third.as_mut()).await, "the other user's comes first");
         others.await.unwrap();
+        assert!(!is_sent(third.as_mut()).await);
         drop(receiver.recv().await);
+        third.await.unwrap();
+    }
+
+    /// As the thread of a direct connection that hangs in closing a descriptor.
+    #[tokio::test]
+    async fn who_waits_and_is_never_asked_again_keeps_nobody_else_waiting() {
+        let (threads, mut receiver) = TokenizerThreads::new(1);
+        let (frozen, other) = (threads.of_user(1), threads.of_user(2));
+        let another = Heavy::taken().await;
+        let (mut heavy, mut heavy_of_other) =
+            (Box::pin(frozen.send(work(), true)), pin!(other.send(work(), true)));
+        assert!(!is_sent(heavy.as_mut()).await && !is_sent(heavy_of_other.as_mut()).await);
+        drop(another);
+        heavy_of_other.await.unwrap();
+        // The same with the places of an engine's threads.
+        assert_eq!(queued(&other).await, 1);
+        let mut light = Box::pin(frozen.send(work(), false));
+        let of_third = threads.of_user(3);
+        let mut third = pin!(of_third.send(work(), false));
+        assert!(!is_sent(light.as_mut()).await && !is_sent(third.as_mut()).await);
+        drop(receiver.recv().await);
+        ROOM.notify_waiters();
         third.await.unwrap();
     }
 

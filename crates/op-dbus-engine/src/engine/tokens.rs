@@ -102,7 +102,7 @@ mod tests {
     use serde_json::json;
 
     use crate::sim::SimBackend;
-    use crate::tokenizer_threads::HEAVY;
+    use crate::tokenizer_threads::Heavy;
     use crate::{Call, EngineConfig, ModelShape, Pool};
 
     use super::*;
@@ -153,7 +153,7 @@ mod tests {
         (ways, heavy): ([usize; N], &str),
         light: &str,
     ) {
-        let another = HEAVY.acquire().await.unwrap();
+        let another = Heavy::taken().await;
         let waiting = ways.map(|way| tokio::spawn(ask(engine.clone(), way, 1, heavy.to_owned())));
         tokio::task::yield_now().await;
         for way in 0..3 {
