@@ -81,7 +81,10 @@ pub async fn embed(
     while let Some(part) = parts.pop() {
         let call = part.embedded(&embedder, options(wanted, deadline, &all.space));
         match lease.answer(call).await {
-            Ok(reply) => all.add(reply),
+            Ok(reply) => {
+                all.add(reply);
+                all.check_size(inputs.texts.len() + inputs.lists.len())?;
+            }
             // What a call counts as is the service's to say, by its model and options.
             Err(refusal) if part.len() > 1 && is_of_all(&refusal) => parts.extend(part.halves()),
             Err(refusal) => {
@@ -231,6 +234,19 @@ impl Embedded {
         let mut rows = self.rows();
         let first = rows.next().unwrap_or_default();
         rows.map(|row| cosine(&first, &row)).collect()
+    }
+
+    /// Refuses what would be more than a reply may take, by the first of its vectors.
+    fn check_size(&self, rows: usize) -> Result<(), Refusal> {
+        if rows.saturating_mul(self.dimensions) <= limits::NUMBERS {
+            return Ok(());
+        }
+        Err(Refusal::too_large(format!(
+            "the reply would have {rows} vectors of {} numbers, and {} numbers are the limit; send the \
+             texts in several requests, or ask for fewer dimensions",
+            self.dimensions,
+            limits::NUMBERS
+        )))
     }
 
     fn add(&mut self, (bytes, rows, dimensions, info): Packed) {

@@ -20,6 +20,12 @@ pub const TEXTS_IN_FLIGHT: usize = 32_768;
 pub const SMALL_TEXTS: usize = 63;
 /// Texts in one request.
 pub const TEXTS: usize = 16_384;
+/// Texts that a client had best send in one request: each may have 32 KiB of [`BODY_BYTES`], and where nothing is fast
+/// they are done in half a minute.
+pub const CLIENT_BATCH: usize = 256;
+const _: () = assert!(CLIENT_BATCH * (32 << 10) <= BODY_BYTES);
+/// Numbers of all vectors of one request, which lie in memory three times while the reply is made.
+pub const NUMBERS: usize = TEXTS * 1024;
 /// Texts in one call on the bus: with vectors of up to 4096 numbers the reply is within
 /// `InlineReplyBytesMax`.
 pub const TEXTS_PER_CALL: usize = 1024;
@@ -44,7 +50,7 @@ pub const BODIES_BYTES: usize = 512 << 20;
 pub const SMALL_BODY_BYTES: usize = 64 << 10;
 /// Bytes of all replies to such requests together that are not read yet. Those that find no room keep
 /// their places among [`REQUESTS`] and [`TEXTS_IN_FLIGHT`] until they are read. With all that else is bounded
-/// here, and vectors of 1024 numbers, it is within the unit's `MemoryMax`: what keeps its places is at
+/// here, and [`NUMBERS`] in each request, it is within the unit's `MemoryMax`: what keeps its places is at
 /// most some 1100 MiB of tokens, where each byte of [`TEXTS_IN_FLIGHT`] is one, bodies are 544 MiB, and
 /// what is read at once of all connections is 24 MiB.
 pub const REPLIES_BYTES: usize = 256 << 20;

@@ -275,6 +275,10 @@ pub fn shaped(mut response: Response, shape: Shape) -> Response {
     };
     *response.body_mut() = Body::from(body.to_string());
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    if matches!(shape, Shape::OpenAi) && refusal.status == StatusCode::GATEWAY_TIMEOUT {
+        // OpenAI's clients would have the same computed twice more.
+        response.headers_mut().insert("x-should-retry", HeaderValue::from_static("false"));
+    }
     response
 }
 
@@ -311,6 +315,20 @@ mod tests {
         ] {
             let told = said(path, body);
             assert!(told["error_type"] == kind && told["code"] == code, "{path} {body}: {told}");
+        }
+    }
+
+    #[test]
+    fn clients_of_openai_do_not_ask_again_for_what_takes_too_long() {
+        let late = || Refusal::silent("the service", limits::ANSWER_TIME).into_response();
+        let full = Refusal::busy("full").into_response();
+        for (response, shape, told) in [
+            (late(), Shape::OpenAi, Some("false")),
+            (late(), Shape::Inference, None),
+            (full, Shape::OpenAi, None),
+        ] {
+            let told_header = shaped(response, shape).headers().get("x-should-retry").cloned();
+            assert_eq!(told_header.as_ref().map(|value| value.to_str().unwrap()), told);
         }
     }
 

@@ -303,7 +303,7 @@ pub async fn info(State(gateway): State<Arc<Gateway>>) -> Result<Json<Value>, Re
         "model_type": {"embedding": {}},
         "max_concurrent_requests": limits::REQUESTS,
         "max_input_length": told["max_input_tokens"],
-        "max_client_batch_size": limits::TEXTS,
+        "max_client_batch_size": limits::CLIENT_BATCH,
         "auto_truncate": true,
         "version": told["version"],
     })))
