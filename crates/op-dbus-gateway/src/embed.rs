@@ -285,6 +285,18 @@ mod tests {
     use super::*;
 
     #[test]
+    fn what_a_reply_may_take_is_told_by_its_first_vector() {
+        let wide = Embedded { dimensions: 4096, ..Embedded::default() };
+        assert!(wide.check_size(4096).is_ok());
+        let refused = wide.check_size(4097).unwrap_err();
+        assert!(
+            refused.message().contains("4097 vectors of 4096 numbers"),
+            "{}",
+            refused.message()
+        );
+    }
+
+    #[test]
     fn the_calls_of_a_request_are_put_together() {
         let told = |tokens, truncated, cached| Info {
             tokens,
