@@ -19,6 +19,7 @@ tests! {
     what_makes_devices_is_loaded_before_the_service: [],
     a_stop_is_told_to_the_daemon_alone: [],
     a_worker_that_memory_runs_out_for_ends_no_service: [],
+    nothing_is_set_that_the_slice_takes_back: [],
 }
 
 const SERVICE: &str = "op-dbus.service";
@@ -194,6 +195,21 @@ async fn a_worker_that_memory_runs_out_for_ends_no_service() -> Outcome {
     for (profile, _) in PROFILES.iter().filter(|(profile, _)| !profile.is_empty()) {
         let others = policies(&format!("profiles/{profile}.conf"))?;
         assert!(others.iter().all(|line| line == "OOMPolicy=continue"), "{profile}: {others:?}");
+    }
+    Ok(())
+}
+
+/// Memory is kept for a service only as far as it is for `system.slice`, which by itself keeps none.
+async fn nothing_is_set_that_the_slice_takes_back() -> Outcome {
+    let unit = fs::read_to_string(repository().join("systemd").join(SERVICE))?;
+    let mut files = vec![("", unit)];
+    for (profile, _) in PROFILES.iter().filter(|(profile, _)| !profile.is_empty()) {
+        let path = repository().join(format!("systemd/profiles/{profile}.conf"));
+        files.push((*profile, fs::read_to_string(path)?));
+    }
+    for (profile, file) in files {
+        let kept = |line: &str| line.starts_with("MemoryLow=") || line.starts_with("MemoryMin=");
+        assert!(!file.lines().any(kept), "profile {profile:?}");
     }
     Ok(())
 }

@@ -25,7 +25,8 @@ pub fn run(op_dbus: &Program) -> Outcome {
     let package = build(&op_dbus.path()?)?;
     let root = dist::emptied("target/arch/installed")?;
     let database = dist::emptied("target/arch/installed/var/lib/pacman")?;
-    let mut install = program("pacman", &["--upgrade", "--nodeps", "--nodeps", "--noscriptlet"]);
+    let mut install = installer(nix::unistd::geteuid().is_root());
+    install.args(["--upgrade", "--nodeps", "--nodeps", "--noscriptlet"]);
     install.args(["--noconfirm", "--noprogressbar", "--root"]).arg(&root);
     // No hook of this machine, and no hook for it.
     install.arg("--dbpath").arg(database).args(["--hookdir", "/nonexistent", "--config"]);
@@ -72,4 +73,39 @@ fn as_nobody(folder: &Path) -> Result<Command, String> {
     chown(folder, Some(NOBODY), Some(NOBODY)).map_err(|e| format!("{}: {e}", folder.display()))?;
     let id = NOBODY.to_string();
     Ok(program("setpriv", &["--reuid", &id, "--regid", &id, "--clear-groups", "makepkg"]))
+}
+
+/// pacman, which installs for root alone: for others, who own what they install into, fakeroot says that they are.
+fn installer(is_root: bool) -> Command {
+    if is_root { program("pacman", &[]) } else { program("fakeroot", &["--", "pacman"]) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_package_is_tried_by_anybody() {
+        let words = |is_root| {
+            let install = installer(is_root);
+            let args = install.get_args().map(|word| word.to_string_lossy().into_owned());
+            let name = install.get_program().to_string_lossy().into_owned();
+            std::iter::once(name).chain(args).collect::<Vec<_>>()
+        };
+        assert_eq!(words(true), ["pacman"]);
+        assert_eq!(words(false), ["fakeroot", "--", "pacman"]);
+        assert!(NEEDS.iter().any(|need| need.program == "fakeroot"));
+    }
+
+    /// Recipes that build of source build where they look, wherever the builder's settings have cargo build.
+    #[test]
+    fn what_a_recipe_builds_lies_where_it_is_looked_for() {
+        for recipe in ["packaging/arch/PKGBUILD", "packaging/rpm/op-dbus.spec"] {
+            let text = std::fs::read_to_string(shell::root().join(recipe)).expect("a recipe");
+            assert!(text.contains("--program target/dist/op-dbus"), "{recipe}");
+            let build = text.lines().map(str::trim).find(|line| line.starts_with("cargo build "));
+            let build = build.expect("it builds");
+            assert!(build.ends_with(" --target-dir target"), "{recipe}: {build}");
+        }
+    }
 }

@@ -57,3 +57,19 @@ fn package(file: &str, words: &[&str]) -> Result<PathBuf, String> {
     shell::run(deb.arg("--output").arg(&package).args(words))?;
     Ok(package)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_service_runs_is_depended_on() {
+        let read = |file: &str| std::fs::read_to_string(shell::root().join(file)).expect("a file");
+        assert!(read("systemd/op-dbus.service").contains("\nExecReload=/bin/kill "));
+        let manifest = read("crates/op-dbus/Cargo.toml");
+        let depends = manifest.lines().find_map(|line| line.strip_prefix("depends = "));
+        let depends = depends.expect("what the service's package depends on");
+        // On Debian that program is no part of what every system has.
+        assert!(depends.contains(" procps,"), "{depends}");
+    }
+}

@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use crate::notices;
 use crate::shell::{self, Outcome, cargo};
@@ -214,27 +215,32 @@ pub fn export(destination: &Path) -> Outcome {
 }
 
 /// What the paths of the source, of what is built of it and of the registry are called in a program:
-/// the same wherever and by whomever it was built. Only in the profile that packages ship, since
-/// nothing that was built under other paths can be used again.
-fn paths_made_equal(profile: &str) -> Vec<String> {
-    if profile != "dist" {
-        return Vec::new();
-    }
+/// the same wherever and by whomever it was built.
+fn paths_made_equal() -> Vec<String> {
     let registry = std::env::var_os("CARGO_HOME")
         .map(PathBuf::from)
         .or_else(|| std::env::var_os("HOME").map(|home| Path::new(&home).join(".cargo")));
     let maps = [(Some(shell::root()), SOURCE), (registry, "/usr/share/cargo")];
-    let flags = maps
-        .into_iter()
-        .filter_map(|(from, to)| Some(format!("\"--remap-path-prefix={}={to}\"", from?.display())));
-    let flags: Vec<String> = flags.collect();
-    vec!["--config".to_owned(), format!("build.rustflags=[{}]", flags.join(","))]
+    let flags = maps.into_iter().filter_map(|(from, to)| {
+        let from = from?;
+        Some(format!("--remap-path-prefix={}={to}", from.display()))
+    });
+    flags.collect()
+}
+
+/// What builds op-dbus in a profile. Paths are made equal in the one alone that packages ship, since nothing that was
+/// built under other paths can be used again.
+fn building(profile: &str) -> Command {
+    let mut build = cargo(&["build", "--profile", profile, "--package", "op-dbus"]);
+    if profile == "dist" {
+        shell::compiler_flags(&mut build, &paths_made_equal());
+    }
+    build
 }
 
 /// Builds op-dbus in a profile and returns the program.
 pub fn build(profile: &str) -> Result<PathBuf, String> {
-    let mut build = cargo(&["build", "--profile", profile, "--package", "op-dbus"]);
-    shell::run(build.args(paths_made_equal(profile)))?;
+    shell::run(&mut building(profile))?;
     let folder = if profile == "dev" { "debug" } else { profile };
     Ok(shell::root().join("target").join(folder).join("op-dbus"))
 }
@@ -346,6 +352,21 @@ mod tests {
         assert_eq!(kept("0644 usr/share/zsh/site-functions/_op-dbus"), zsh);
         assert_eq!(as_in_tree("0644 usr/share/licenses/op-dbus/LICENSE"), None);
         assert_eq!(as_in_tree("0644 usr/share/man/man1/op-dbus-bench.1.gz"), None);
+    }
+
+    /// By a variable that goes before all settings: with flags of a builder's own it would not be the same program.
+    #[test]
+    fn what_is_shipped_has_no_path_of_this_machine() {
+        let flags = |profile: &str| {
+            let build = building(profile);
+            let mut set = build.get_envs().filter(|(name, _)| *name == shell::COMPILER_FLAGS);
+            let (_, flags) = set.next()?;
+            flags.map(|flags| flags.to_string_lossy().into_owned())
+        };
+        assert_eq!(flags("dev"), None);
+        let flags = flags("dist").expect("flags");
+        let source = format!("--remap-path-prefix={}={SOURCE}", shell::root().display());
+        assert!(flags.split('\u{1f}').any(|flag| flag == source), "{flags:?}");
     }
 
     #[test]

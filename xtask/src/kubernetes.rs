@@ -95,5 +95,15 @@ mod tests {
         for line in plain.lines() {
             assert!(lines.any(|found| found == line), "deployment-gpu.yaml lacks {line:?}");
         }
+        // What is asked for says which nodes will do; labels are another's matter, and not on every cluster.
+        assert!(!gpu.contains("nodeSelector:"));
+    }
+
+    /// By itself a budget that is used up keeps pods that do not answer, and with them the node.
+    #[test]
+    fn a_pod_that_is_not_ready_holds_up_no_drain() {
+        let manifest = read("packaging/kubernetes/autoscaler.yaml");
+        let budget = manifest.split("kind: PodDisruptionBudget\n").nth(1).expect("a budget");
+        assert!(budget.contains("\n  unhealthyPodEvictionPolicy: AlwaysAllow\n"), "{budget}");
     }
 }

@@ -18,10 +18,9 @@ const NEEDS: &[Need] = &[
     Need { program: "umoci", package: "umoci" },
     Need { program: "runc", package: "runc" },
 ];
-/// The release that the program is built on.
-const RELEASE: &str = "bookworm";
-/// Beside the C library: a bus, and the shell that starts it.
-const INCLUDED: &str = "--include=dash,dbus-daemon,libgcc-s1";
+/// Beside the C library: a bus, the shell that starts it, and what names the release, which from Debian 13 on brings
+/// the links `/bin` and `/lib` as well.
+const INCLUDED: &str = "--include=base-files,dash,dbus-daemon,libgcc-s1";
 /// The user `op-dbus` of the image, and his group: a number, so that whoever runs it can tell that
 /// it is not root.
 const USER: u32 = 10001;
@@ -36,8 +35,9 @@ pub fn run(op_dbus: &Program) -> Outcome {
     if !nix::unistd::geteuid().is_root() {
         return Err("an image can be built and run by root alone; use sudo".to_owned());
     }
+    let release = packages::release()?;
     packages::ensure(&[NEEDS, packages::PIP])?;
-    let image = build(&op_dbus.path()?)?;
+    let image = build(&op_dbus.path()?, &release)?;
     let container = Container::start(&image)?;
     let vector = container.read(&["/usr/bin/op-dbus", "embed", "hello"])?;
     let dimensions = vector.split_whitespace().count();
@@ -50,13 +50,13 @@ pub fn run(op_dbus: &Program) -> Outcome {
     Ok(())
 }
 
-/// Builds the image of this program and returns its name: a folder in the OCI layout and a tag.
-fn build(op_dbus: &Path) -> Result<String, String> {
+/// Builds the image of this program, on a release, and returns its name: a folder in the OCI layout and a tag.
+fn build(op_dbus: &Path, release: &str) -> Result<String, String> {
     let tree = dist::tree_for_package(op_dbus)?;
     let folder = dist::emptied("target/oci")?;
     let (system, layout) = (folder.join("system"), folder.join("image"));
     // Unpacked and not configured: nothing of it asks for more than its files.
-    let mut bootstrap = program("mmdebstrap", &["--quiet", "--variant=extract", INCLUDED, RELEASE]);
+    let mut bootstrap = program("mmdebstrap", &["--quiet", "--variant=extract", INCLUDED, release]);
     shell::run(bootstrap.arg(&system))?;
     complete(&tree)?;
     shell::run(program("umoci", &["init", "--layout"]).arg(&layout))?;

@@ -6,6 +6,12 @@ use std::process::Stdio;
 
 use crate::shell::{self, Outcome};
 
+/// Says which distribution this is.
+const OS_RELEASE: &str = "/etc/os-release";
+/// Why nothing is made elsewhere: a system of an older release lacks what the program is linked with.
+const NOT_DEBIAN: &str = "/etc/os-release names no release of Debian, and a system is made only of \
+                          the one that its program was built on: run this on Debian";
+
 /// A program and the Debian package that has it.
 pub struct Need {
     /// Program on the `PATH`.
@@ -94,6 +100,24 @@ pub fn ensure(needs: &[&[Need]]) -> Outcome {
     })
 }
 
+/// The release of Debian that this machine has, by its name: of it a system is made for a program that was built here.
+///
+/// # Errors
+/// This is another distribution.
+pub fn release() -> Result<String, String> {
+    let text = fs::read_to_string(OS_RELEASE).map_err(|e| format!("{OS_RELEASE}: {e}"))?;
+    codename(&text).ok_or_else(|| NOT_DEBIAN.to_owned())
+}
+
+/// What a release of Debian is called, by its `os-release`.
+fn codename(os_release: &str) -> Option<String> {
+    let value = |key: &str| {
+        let value = os_release.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
+        value.map(|value| value.trim_matches(['"', '\'']).to_owned())
+    };
+    if value("ID")? == "debian" { value("VERSION_CODENAME") } else { None }
+}
+
 /// Installs Python packages with pip, which `words` tell where to, unless the same were installed there by the same
 /// Python: `folder` keeps the list.
 ///
@@ -154,6 +178,18 @@ mod tests {
             let name = need.program.trim_start_matches("/usr/sbin/");
             assert!(asked.contains(&format!("\"{name}\"")), "no test asks for {name}");
         }
+    }
+
+    #[test]
+    fn a_release_is_debians_alone() {
+        let debian = "NAME=\"Debian GNU/Linux\"\nVERSION_ID=\"12\"\nVERSION=\"12 (bookworm)\"\n\
+                      VERSION_CODENAME=bookworm\nID=debian\n";
+        assert_eq!(codename(debian).as_deref(), Some("bookworm"));
+        let next = "VERSION=\"13 (trixie)\"\nVERSION_CODENAME=\"trixie\"\nID=debian\n";
+        assert_eq!(codename(next).as_deref(), Some("trixie"));
+        let ubuntu = "VERSION_CODENAME=noble\nID=ubuntu\nID_LIKE=debian\n";
+        assert_eq!(codename(ubuntu), None);
+        assert_eq!(codename("ID=debian\n"), None);
     }
 
     /// A package without a file but its own, in a version.

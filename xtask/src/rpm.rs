@@ -63,3 +63,19 @@ fn try_out(packages: &[PathBuf]) -> Outcome {
     dist::compare(&root)?;
     shell::run(&mut program(root.join("usr/bin/op-dbus"), &["--version"]))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Fedora's package is called dbus; openSUSE has none of that name.
+    #[test]
+    fn every_distributions_bus_will_do() {
+        let spec = shell::root().join("packaging/rpm/op-dbus.spec");
+        let spec = std::fs::read_to_string(spec).expect("a recipe");
+        let required = spec.lines().filter_map(|line| line.strip_prefix("Requires:"));
+        let buses: Vec<&str> = required.map(str::trim).filter(|it| it.contains("dbus")).collect();
+        assert!(buses.contains(&"(dbus or dbus-service)"), "{buses:?}");
+        assert!(!buses.contains(&"dbus"), "{buses:?}");
+    }
+}

@@ -13,6 +13,8 @@ pub type Outcome = Result<(), String>;
 
 /// Names the folder in which cargo builds.
 pub const TARGET: &str = "CARGO_TARGET_DIR";
+/// Has the flags of the compiler. cargo takes them from nowhere else then: neither from `RUSTFLAGS` nor from settings.
+pub const COMPILER_FLAGS: &str = "CARGO_ENCODED_RUSTFLAGS";
 
 /// How often what fetches is begun in all, and how long after it has failed.
 const TRIES: usize = 3;
@@ -57,6 +59,11 @@ pub fn cargo(args: &[&str]) -> Command {
     let mut cargo = program(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()), args);
     cargo.env(TARGET, root().join("target"));
     cargo
+}
+
+/// Has cargo give the compiler these flags, and none that the caller's environment or settings have.
+pub fn compiler_flags(cargo: &mut Command, flags: &[String]) {
+    cargo.env(COMPILER_FLAGS, flags.join("\u{1f}"));
 }
 
 /// Sees to it that cargo has a command of its own: the one that is there, or else `version`, which takes `time`.

@@ -11,10 +11,9 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
+use crate::packages;
 use crate::shell::{self, Outcome, program};
 
-/// The release that the package is for.
-const RELEASE: &str = "bookworm";
 /// Beside the smallest system: systemd, both buses, polkit, and what fetches models.
 const INCLUDED: &str =
     "systemd,systemd-sysv,dbus,dbus-broker,polkitd,libpam-systemd,procps,python3-pip";
@@ -84,7 +83,7 @@ impl Container {
             let state = container.command("root", &["systemctl", "is-system-running"]).output();
             Ok(state.is_ok_and(|state| state.stdout.starts_with(b"running")))
         })?;
-        println!("\nbooted {RELEASE} with the bus {bus:?}; its console is in {}", log.display());
+        println!("\nbooted with the bus {bus:?}; its console is in {}", log.display());
         Ok(container)
     }
 
@@ -216,12 +215,14 @@ pub fn possible() -> Outcome {
     shell::run(&mut probe)
 }
 
-/// The system's files, made once: half a minute.
+/// The system's files, made once for a release: half a minute.
 fn tree() -> Result<PathBuf, String> {
+    let release = packages::release()?;
     let folder = shell::root().join("target/boot");
     let (tree, unfinished) = (folder.join("tree"), folder.join("unfinished"));
     let included = folder.join("included");
-    let same = fs::read_to_string(&included).is_ok_and(|packages| packages == INCLUDED);
+    let wanted = format!("{release} {INCLUDED}");
+    let same = fs::read_to_string(&included).is_ok_and(|found| found == wanted);
     if same && tree.is_dir() {
         return Ok(tree);
     }
@@ -232,10 +233,10 @@ fn tree() -> Result<PathBuf, String> {
         }
     }
     let include = format!("--include={INCLUDED}");
-    let mut debootstrap = program("debootstrap", &["--variant=minbase", &include, RELEASE]);
+    let mut debootstrap = program("debootstrap", &["--variant=minbase", &include, &release]);
     shell::run(debootstrap.arg(&unfinished).stdout(Stdio::null()))?;
     fs::rename(&unfinished, &tree).map_err(|e| format!("{}: {e}", tree.display()))?;
-    fs::write(&included, INCLUDED).map_err(|e| format!("{}: {e}", included.display()))?;
+    fs::write(&included, wanted).map_err(|e| format!("{}: {e}", included.display()))?;
     Ok(tree)
 }
 

@@ -51,17 +51,15 @@ impl Qemu {
             cargo.env(format!("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_{key}"), value);
         };
         of_target("LINKER", LINKER);
-        // Found without a variable: a worker has none.
-        let loader = format!("{LIBRARIES}/ld-linux-aarch64.so.1");
-        let library = self.library.display();
-        of_target(
-            "RUSTFLAGS",
-            &format!(
-                "--sysroot={library} -Clink-arg=-Wl,--dynamic-linker={loader} \
-                 -Clink-arg=-Wl,-rpath,{LIBRARIES}"
-            ),
-        );
         of_target("RUNNER", &format!("{EMULATOR} -cpu {}", self.whole_cpu()));
+        // Where a target is named they are for it alone, and for no program that runs while it is built.
+        let flags = [
+            format!("--sysroot={}", self.library.display()),
+            // Found without a variable: a worker has none.
+            format!("-Clink-arg=-Wl,--dynamic-linker={LIBRARIES}/ld-linux-aarch64.so.1"),
+            format!("-Clink-arg=-Wl,-rpath,{LIBRARIES}"),
+        ];
+        shell::compiler_flags(&mut cargo, &flags);
         cargo
     }
 }
@@ -146,4 +144,22 @@ fn fetch_library() -> Result<PathBuf, String> {
 
 fn place(path: &Path, error: &std::io::Error) -> String {
     format!("{}: {error}", path.display())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Without the library nothing is built; flags of a builder's own would take its place.
+    #[test]
+    fn the_library_is_found_whatever_flags_a_builder_has() {
+        let qemu = Qemu { library: PathBuf::from("/the library") };
+        let cargo = qemu.cargo(&["check"]);
+        let mut set = cargo.get_envs().filter(|(name, _)| *name == shell::COMPILER_FLAGS);
+        let flags = set.next().and_then(|(_, flags)| flags).expect("flags").to_string_lossy();
+        assert!(flags.split('\u{1f}').any(|flag| flag == "--sysroot=/the library"), "{flags:?}");
+        // Else programs that run here would have them as well.
+        let words: Vec<_> = cargo.get_args().collect();
+        assert!(words.windows(2).any(|two| two == ["--target", TARGET]), "{words:?}");
+    }
 }

@@ -15,8 +15,10 @@ const STORED: &str = "/var/lib/op-dbus/models";
 const UPGRADED: &str = "/run/upgraded";
 /// There once the removal is done.
 const REMOVED: &str = "/run/removed";
+/// Has an `rm` that can't remove the cache.
+const UNABLE: &str = "/srv/unable";
 
-/// The service was never started; it can be, by hand.
+/// The service was never started; it can be, by hand. What a purge can't remove is named, and the rest goes.
 pub fn held_back(container: &mut Container) -> Outcome {
     let forbid = format!("printf '#!/bin/sh\\nexit 101\\n' > {POLICY}; chmod 755 {POLICY}");
     container.script(&forbid)?;
@@ -30,7 +32,14 @@ pub fn held_back(container: &mut Container) -> Outcome {
     container.run(&["rm", POLICY])?;
     container.run(&["systemctl", "start", "op-dbus"])?;
     container.run(IS_ACTIVE)?;
-    container.run(&["dpkg", "--purge", "op-dbus"]).map(drop)
+    container.script(&format!(
+        "mkdir {UNABLE}; printf '#!/bin/sh\\ncase \"$*\" in */cache/op-dbus) exit 1;; esac\\n\
+         exec /bin/rm \"$@\"\\n' > {UNABLE}/rm; chmod 755 {UNABLE}/rm"
+    ))?;
+    let purged = container.script(&format!("PATH={UNABLE}:$PATH dpkg --purge op-dbus"))?;
+    says(&purged, "not all of /var/cache/op-dbus could be removed")?;
+    container.run(&["test", "!", "-e", "/etc/op-dbus"])?;
+    container.run(&["rm", "-r", "/var/cache/op-dbus", UNABLE]).map(drop)
 }
 
 pub fn install(container: &mut Container) -> Outcome {

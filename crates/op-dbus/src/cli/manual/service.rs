@@ -95,8 +95,8 @@ fn life(page: &mut Page) {
          level is none, or its model is not there, not loaded yet or unloaded; or while a batch that it \
          waits for takes no longer than `batch_timeout_s` allows, as a worker that hangs is replaced \
          then. After {} of silence the \
-         service is ended and started again. A start may take {}; the service asks for more by itself, \
-         as much as `load_timeout_s` and `batch_timeout_s` allow each provider that is tried.",
+         service is ended and started again. A start or a reload may take {}; the service asks for more by \
+         itself, as much as `load_timeout_s` and `batch_timeout_s` allow each provider that is tried.",
         seconds("WatchdogSec"),
         seconds("TimeoutStartSec")
     ));
