@@ -3,12 +3,11 @@
 
 use std::fs::{self, OpenOptions};
 use std::io::{Seek, SeekFrom, Write};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-use nix::libc::O_NONBLOCK;
-use nix::sys::stat::Mode;
-use nix::unistd::mkfifo;
+use nix::errno::Errno;
+use nix::fcntl::AT_FDCWD;
+use nix::sys::fanotify::{EventFFlags, Fanotify, InitFlags, MarkFlags, MaskFlags};
 use op_dbus_api::ErrorName;
 use zbus::Variant;
 
@@ -23,7 +22,7 @@ use crate::harness::{Outcome, eventually, needs, within};
 tests! {
     damaged_files_are_named: [Bus, Low],
     a_damaged_record_is_named: [Bus, Low],
-    a_store_that_hangs_keeps_nobody_and_nothing: [Bus],
+    a_store_that_hangs_keeps_nobody_and_nothing: [Bus, Root],
     another_level_still_serves: [Bus, Low, Medium],
     a_repaired_model_is_served_after_a_reload: [Bus, Low],
     a_model_that_comes_or_is_repaired_is_served_to_the_next_call: [Bus, Low],
@@ -126,17 +125,19 @@ async fn a_store_that_hangs_keeps_nobody_and_nothing() -> Outcome {
     let (_bus, setup, daemon) = Setup::sim()?.alone().await?;
     let record = setup.path("models").join("own").join("op-dbus.json");
     fs::create_dir_all(setup.path("models").join("own"))?;
-    mkfifo(&record, Mode::S_IRWXU)?;
+    fs::write(&record, "{}")?;
+    // The kernel asks whether it may be opened, and is given no answer.
+    let flags = InitFlags::FAN_CLASS_CONTENT | InitFlags::FAN_CLOEXEC | InitFlags::FAN_NONBLOCK;
+    let asked = Fanotify::init(flags, EventFFlags::O_RDONLY)?;
+    asked.mark(MarkFlags::FAN_MARK_ADD, MaskFlags::FAN_OPEN_PERM, AT_FDCWD, Some(&record))?;
     let manager = daemon.client().manager.clone();
     let listed = tokio::spawn(async move { manager.list_models().await });
-    // It can be opened as soon as somebody waits to read it.
-    let write = || OpenOptions::new().write(true).custom_flags(O_NONBLOCK).open(&record);
-    let mut writer = None;
-    let is_read = async || {
-        writer = write().ok();
-        Ok(writer.is_some())
+    let is_asked = || match asked.read_events() {
+        Ok(events) => Outcome::Ok(!events.is_empty()),
+        Err(Errno::EAGAIN) => Ok(false),
+        Err(error) => Err(error.into()),
     };
-    eventually("a reader of the record", is_read).await?;
+    eventually("a reader of the record", async || is_asked()).await?;
     daemon.client().embedder.embed("somebody else").await?;
     daemon.stop().await?;
     refused(within("the end of the call", listed).await??, ErrorName::ShuttingDown)?;

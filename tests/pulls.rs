@@ -9,13 +9,14 @@ use nix::unistd::Pid;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};
 
-use crate::harness::command::{Finished, clean, finish, path_with};
+use crate::harness::command::{Finished, clean, finish, in_own_mounts, path_with};
+use crate::harness::daemon::Setup;
 use crate::harness::files::copy_folder;
 use crate::harness::fleet::Server;
 use crate::harness::needs::op_dbus;
 use crate::harness::process::{Process, runs};
 use crate::harness::registry::tests;
-use crate::harness::{Outcome, eventually, needs, within};
+use crate::harness::{Outcome, eventually, fixture, needs, within};
 use crate::models::{LOW, MEDIUM};
 
 tests! {
@@ -26,6 +27,7 @@ tests! {
     a_token_is_shown_to_no_mirror_without_tls: [],
     a_pull_trusts_whom_the_machine_trusts: [OpenSsl],
     what_a_pull_that_broke_off_has_left_can_be_removed: [],
+    a_model_can_be_removed_from_a_full_store: [Root],
     where_pip_can_not_work_each_source_is_told: [Root],
 }
 
@@ -228,6 +230,28 @@ async fn what_a_pull_that_broke_off_has_left_can_be_removed() -> Outcome {
     assert!(!partial.exists());
     let Finished { code, stderr, .. } = remove().await?;
     assert!(code == Some(1) && stderr.contains("is not installed"), "{stderr}");
+    Ok(())
+}
+
+/// Where not even a folder can be made: the room that the model takes may be what is wanted.
+async fn a_model_can_be_removed_from_a_full_store() -> Outcome {
+    let setup = Setup::sim()?;
+    setup.import(&fixture("golden/tiny-bert"), &["--name", "own"]).await?.success()?;
+    let (whole, store) = (setup.path("models"), setup.path("full"));
+    fs::create_dir(&store)?;
+    let mut command = clean(op_dbus());
+    command.args(["models", "remove", "own", "--model-dir"]).arg(&store);
+    let (whole, store) = (whole.display(), store.display());
+    let script = format!(
+        "mount -t tmpfs -o nr_inodes=64 tmpfs {store}
+         cp -r {whole}/. {store}
+         mkdir {store}/.full
+         while mkdir {store}/.full/$((n = n + 1)) 2>/dev/null; do :; done
+         \"$@\"
+         test ! -e {store}/own && test ! -e {store}/.staging"
+    );
+    let said = finish(in_own_mounts(&script, &command), "").await?.success()?;
+    assert_eq!(said, "own: removed\n");
     Ok(())
 }
 

@@ -33,7 +33,7 @@ pub use error::Error;
 pub use lower::products;
 
 /// Version of the compiler's output. A cached graph of another version is never loaded.
-pub const COMPILER_VERSION: u32 = 3;
+pub const COMPILER_VERSION: u32 = 4;
 
 /// What a graph without padding calls the id of the token that positions are counted without, in its metadata.
 pub const PADDING_ID: &str = "op-dbus.padding_id";

@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 
 use serde::de::{DeserializeOwned, IgnoredAny};
 use serde::{Deserialize, Deserializer};
-use serde_json::Value;
 
+use crate::amount::excess;
 use crate::error::refuse;
 use crate::place::Place;
 use crate::tokenizer::{self, TokenizerConfig};
-use crate::{Error, Family, Pooling, transformer};
+use crate::{Error, Family, transformer};
 
 const JSON_BYTES_MAX: u64 = 16 << 20;
 const TOKENIZER_BYTES_MAX: u64 = 64 << 20;
@@ -135,24 +135,6 @@ pub(crate) struct Prompts {
     truncate_dim: Option<usize>,
 }
 
-#[derive(Deserialize)]
-pub(crate) struct PoolingConfig {
-    #[serde(alias = "embedding_dimension")]
-    pub(crate) word_embedding_dimension: Option<usize>,
-    include_prompt: Option<bool>,
-    /// Since version 6 the mode by name; before, one switch a mode.
-    pooling_mode: Option<Value>,
-    #[serde(flatten)]
-    modes: BTreeMap<String, Value>,
-}
-
-impl PoolingConfig {
-    /// Its `file`, where it says that the tokens of a prompt are not pooled.
-    pub(crate) fn unprompted<'a>(&self, file: &'a str) -> Option<&'a str> {
-        (self.include_prompt == Some(false)).then_some(file)
-    }
-}
-
 /// The largest size that is read of a file.
 pub(crate) fn bytes_max(file: &str) -> u64 {
     match file.rsplit('/').next() {
@@ -222,59 +204,6 @@ pub(crate) fn require_weights(place: &Place) -> Result<(), Error> {
     match OTHER_WEIGHTS.into_iter().find(|(file, _)| place.has(file)) {
         Some((_, whereabouts)) => Err(refuse(format!("weights in {whereabouts}"), supported)),
         None => Err(lacks(place, "model.safetensors")),
-    }
-}
-
-pub(crate) fn read_pooling(
-    pooling: &PoolingConfig,
-    file: &str,
-    dimensions: usize,
-) -> Result<Pooling, Error> {
-    if pooling.word_embedding_dimension.is_some_and(|width| width != dimensions) {
-        return Err(refuse(
-            format!("{file} with {:?} dimensions", pooling.word_embedding_dimension.unwrap_or(0)),
-            format!("the model's own {dimensions}"),
-        ));
-    }
-    let modes = modes(pooling);
-    match (done_pooling(pooling), modes.as_slice()) {
-        (Some(known), _) => Ok(known),
-        (None, []) => {
-            Err(refuse(format!("{file} with no pooling mode"), "one of mean, cls and max"))
-        }
-        (None, others) => Err(refuse(
-            format!("{file} with the pooling mode {}", others.join(" and ")),
-            "one of mean, cls and max",
-        )),
-    }
-}
-
-/// As [`read_pooling`], beside a graph that has pooled already: width and mode are those of what is in it. The mode, if
-/// it is one of ours, is no more than part of the record.
-pub(crate) fn done_pooling(pooling: &PoolingConfig) -> Option<Pooling> {
-    match modes(pooling).as_slice() {
-        ["mean" | "mean_tokens" | MEAN_UNSAID] => Some(Pooling::Mean),
-        ["cls" | "cls_token"] => Some(Pooling::Cls),
-        ["max" | "max_tokens"] => Some(Pooling::Max),
-        _ => None,
-    }
-}
-
-/// The mode that is on where its switch is not there. Beside another that is so in version 5 alone, and since version 6
-/// it is off: either may be meant.
-const MEAN_UNSAID: &str = "mean_tokens, which is not said to be off";
-
-/// The names of the pooling modes that are on, in either form. One by name goes before all switches.
-fn modes(pooling: &PoolingConfig) -> Vec<&str> {
-    match &pooling.pooling_mode {
-        Some(Value::String(mode)) => vec![mode],
-        Some(Value::Array(modes)) => modes.iter().filter_map(Value::as_str).collect(),
-        _ => {
-            let on = pooling.modes.iter().filter(|(_, value)| **value == Value::Bool(true));
-            let on = on.filter_map(|(name, _)| name.strip_prefix("pooling_mode_"));
-            let is_said = pooling.modes.contains_key("pooling_mode_mean_tokens");
-            on.chain((!is_said).then_some(MEAN_UNSAID)).collect()
-        }
     }
 }
 
@@ -387,12 +316,19 @@ fn null_is_absent<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(
     Option::deserialize(value).map(Option::unwrap_or_default)
 }
 
+/// The content of a JSON file; nothing when it is not there.
 pub(crate) fn read<T: DeserializeOwned>(place: &mut Place, file: &str) -> Result<Option<T>, Error> {
     let Some(bytes) = place.read(file, bytes_max(file))? else { return Ok(None) };
+    let shown = format!("{}/{file}", place.path().display());
+    check_amount(&bytes, &shown)?;
     serde_json::from_slice(&bytes).map(Some).map_err(|error| {
-        refuse(
-            format!("{}/{file} cannot be understood ({error})", place.path().display()),
-            "valid JSON with the usual keys",
-        )
+        let found = format!("{shown} cannot be understood ({error})");
+        refuse(found, "valid JSON with the usual keys")
     })
+}
+
+/// Refuses a JSON text, called `shown`, that would take gigabytes to be parsed.
+pub(crate) fn check_amount(json: &[u8], shown: &str) -> Result<(), Error> {
+    let Some((found, most)) = excess(json) else { return Ok(()) };
+    Err(refuse(format!("{shown} with {found}"), format!("at most {most}, as in any model")))
 }

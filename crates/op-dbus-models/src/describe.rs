@@ -4,15 +4,15 @@
 use std::collections::BTreeMap;
 
 use crate::config_files::{
-    Config, INPUT_TOKENS_MAX, PROMPTS, PoolingConfig, Prompts, cuts, done_pooling, input_tokens,
-    optional, positions, read, read_family, read_pooling, read_prompts, read_tokenizer_limit,
-    require, require_weights,
+    Config, INPUT_TOKENS_MAX, PROMPTS, Prompts, cuts, input_tokens, optional, positions, read,
+    read_family, read_prompts, read_tokenizer_limit, require, require_weights,
 };
 use crate::error::refuse;
 use crate::import::{ImportOptions, OnnxFacts};
 use crate::model::dense_paths;
 use crate::modules::{Module, dense_outputs, read_dense, read_modules, read_normalize};
 use crate::place::Place;
+use crate::pooling::{PoolingConfig, done_pooling, read_pooling};
 use crate::{Error, Family, Pooling, transformer};
 
 /// Everything of a model but its weights and its name.
@@ -157,7 +157,9 @@ pub(crate) fn onnx(
     let width = stated.as_ref().and_then(|pooling| pooling.word_embedding_dimension);
     let width = width.or(config.as_ref().and_then(Config::width));
     let width = if dense.is_empty() { width } else { behind };
-    let dimensions = facts.dimensions.or(width).or(options.dimensions);
+    // What is pooled in the graph may have gone through more there than these files tell of.
+    let given = options.dimensions.filter(|_| facts.pooled && dense.is_empty());
+    let dimensions = facts.dimensions.or(given).or(width).or(options.dimensions);
     let dimensions = dimensions.filter(|&dimensions| dimensions > 0);
     let Some(dimensions) = dimensions else {
         return Err(refuse(

@@ -1,6 +1,7 @@
 //! Fetching files from the model hub. Where they are written the manifest says, never the hub: what it
 //! answers besides a file's bytes names nothing here.
 
+mod cache;
 mod token;
 
 use std::ffi::OsString;
@@ -8,6 +9,7 @@ use std::fs::OpenOptions;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use nix::fcntl::OFlag;
 use ureq::config::RedirectAuthHeaders;
 use ureq::http::{Response, StatusCode, Uri};
 use ureq::tls::{Certificate, RootCerts, TlsConfig};
@@ -15,7 +17,7 @@ use ureq::{Agent, Body, Proxy, ProxyBuilder, ProxyProtocol, Timeout};
 
 use crate::progress::Progress;
 use crate::staging::{Owner, act_as};
-use crate::{Error, FileRecord, digest};
+use crate::{Error, FileRecord, digest, regular};
 
 const ENDPOINT: &str = "https://huggingface.co";
 /// Through a proxy and with TLS: a machine behind a silent firewall is told soon.
@@ -54,9 +56,8 @@ impl<'a> Hub<'a> {
         progress: &'a Progress,
     ) -> Self {
         // An empty one counts as not set.
-        let set = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
-        let usual = || Some(Path::new(&set("HOME")?).join(".cache/huggingface"));
-        let home = set("HF_HOME").map(PathBuf::from).or_else(usual);
+        let set = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
+        let home = cache::home(set);
         let offline = set("HF_HUB_OFFLINE").unwrap_or_default().to_lowercase();
         let token = home.as_ref().and_then(|home| std::fs::read_to_string(home.join("token")).ok());
         Self {
@@ -72,14 +73,6 @@ impl<'a> Hub<'a> {
             token: token.unwrap_or_default().trim().to_owned(),
             proxy: Proxy::try_from_env(),
         }
-    }
-
-    /// A file in the cache that other programs of this user fill.
-    pub(crate) fn cached(&self, name: &str) -> Option<PathBuf> {
-        let folder = format!("hub/models--{}", self.repository.replace('/', "--"));
-        let snapshot = self.home.as_ref()?.join(folder).join("snapshots").join(&self.revision);
-        // A link, as a rule, to where the cache has the file itself.
-        snapshot.join(name).canonicalize().ok()
     }
 
     /// The path of a file that was downloaded, now or by an earlier pull that broke off; it has the right
@@ -136,7 +129,9 @@ impl<'a> Hub<'a> {
             )));
         }
         std::fs::create_dir_all(&self.partial).map_err(fail)?;
-        let mut file = OpenOptions::new().create(true).append(true).open(part).map_err(fail)?;
+        let mut options = OpenOptions::new();
+        options.create(true).append(true);
+        let mut file = regular::open(&options, OFlag::empty(), part).map_err(fail)?;
         file.set_len(start).map_err(fail)?;
         let step = self.progress.step(format!("hub: {name}"), Some(bytes));
         step.advance(start);

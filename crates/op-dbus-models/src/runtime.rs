@@ -93,7 +93,8 @@ impl RuntimeStore {
     }
 
     /// Fetches a provider's library from the first source that has it; does nothing when it is
-    /// there and undamaged. The hub has none and is passed over.
+    /// there and undamaged. The hub has none and is passed over. Waits for who writes the store, and takes
+    /// other versions of the library out of it.
     ///
     /// # Errors
     /// [`Error::Sources`] tells why each source failed; else as [`RuntimeStore::verify`].
@@ -107,19 +108,21 @@ impl RuntimeStore {
         self.bring(library, sources, progress)
     }
 
-    /// Takes a provider's library out of the store, damaged or not, and with it the other providers
-    /// that it computes with.
+    /// Takes a provider's library out of the store, damaged or not and of whichever version, and with it the
+    /// other providers that it computes with.
     ///
     /// # Errors
     /// [`Error::NotInstalled`], [`Error::Busy`], or what the file system says.
     pub fn remove(&self, provider: &str) -> Result<(), Error> {
         let (library, _) = manifest::provider(provider)?;
-        if !self.folder(library).is_dir() {
+        let versions = self.versions(library);
+        if versions.is_empty() {
             // Who wants it gone is not told how to get it.
             let fix = format!("op-dbus runtime list{}", here(&self.dir));
             return Err(self.not_installed(library, fix));
         }
-        Writer::begin(&self.dir)?.discard(&library.folder_name())
+        let writer = Writer::begin(&self.dir)?;
+        versions.iter().try_for_each(|version| writer.discard(version))
     }
 
     pub(crate) fn verify_files(&self, library: &Library) -> Result<PathBuf, Error> {
@@ -140,11 +143,16 @@ impl RuntimeStore {
     ) -> Result<PathBuf, Error> {
         if let Ok(path) = self.verify_files(library) {
             clear_behind(&self.dir, &library.folder_name());
+            if self.others(library).next().is_some() {
+                // Where this user may not, or another writer is at work, they stay.
+                let begun = Writer::begin(&self.dir);
+                begun.and_then(|writer| self.discard_others(library, &writer)).ok();
+            }
             progress.say(format_args!("{}: installed and undamaged", library.folder_name()));
             return Ok(path);
         }
         let build = library.build()?;
-        let writer = Writer::begin(&self.dir)?;
+        let writer = Writer::begin_in_turn(&self.dir, progress)?;
         // Another pull may have ended since.
         if let Ok(path) = self.verify_files(library) {
             return Ok(path);
@@ -156,6 +164,10 @@ impl RuntimeStore {
             fetch::fetch(library, build, &stage, sources, progress)
                 .and_then(|files| writer.commit(&files, &library.folder_name())),
         )?;
+        // It is installed, whatever becomes of these.
+        if let Err(error) = self.discard_others(library, &writer) {
+            progress.say(format_args!("{} is installed, but {error}", library.folder_name()));
+        }
         Ok(folder.join(&library.load))
     }
 
@@ -172,6 +184,28 @@ impl RuntimeStore {
         }
         build.files.iter().try_for_each(|record| check(record, &folder))?;
         Ok(folder.join(&library.load))
+    }
+
+    /// The folders of a library, of whichever version: programs before this one had others.
+    fn versions(&self, library: &Library) -> Vec<String> {
+        let is_version = |name: &String| {
+            let rest = name.strip_prefix(&library.package).and_then(|rest| rest.strip_prefix('-'));
+            rest.is_some_and(|version| version.starts_with(|c: char| c.is_ascii_digit()))
+        };
+        let entries = std::fs::read_dir(&self.dir).into_iter().flatten().flatten();
+        let folders = entries.filter(|entry| entry.path().is_dir());
+        let names = folders.filter_map(|entry| entry.file_name().into_string().ok());
+        names.filter(is_version).collect()
+    }
+
+    /// Those of them that nothing is loaded from here.
+    fn others(&self, library: &Library) -> impl Iterator<Item = String> {
+        let own = library.folder_name();
+        self.versions(library).into_iter().filter(move |name| *name != own)
+    }
+
+    fn discard_others(&self, library: &Library, writer: &Writer) -> Result<(), Error> {
+        self.others(library).try_for_each(|other| writer.discard(&other))
     }
 
     fn not_installed(&self, library: &Library, fix: String) -> Error {

@@ -3,21 +3,21 @@
 //! Whatever a writer that died left behind lies in `.staging`, where nothing is ever loaded from,
 //! and is removed by the next one. Downloads that can be resumed lie in `.partial` and survive.
 
+mod lock;
 mod owner;
 mod stage;
 #[cfg(test)]
 mod tests;
 
 use std::cell::Cell;
-use std::fs::{DirBuilder, File, OpenOptions, Permissions, TryLockError};
+use std::fs::{DirBuilder, File, Permissions};
 use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt, fchown};
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use nix::fcntl::OFlag;
 use nix::unistd::geteuid;
 
-use crate::Error;
+use crate::{Error, Progress};
 pub(crate) use owner::{Owner, act_as};
 use owner::{by_descriptor, follow_dir, open_dir, open_store};
 pub(crate) use stage::Stage;
@@ -40,18 +40,35 @@ pub(crate) struct Writer {
 
 impl Writer {
     /// Makes the store's folder when it is missing, locks it and clears what a dead writer left.
+    ///
+    /// # Errors
+    /// [`Error::Busy`] where there is another writer.
     pub(crate) fn begin(dir: &Path) -> Result<Self, Error> {
+        Self::begin_as(dir, || Err(Error::Busy { dir: dir.to_owned() }))
+    }
+
+    /// The same, behind the other writer where there is one, which is said.
+    pub(crate) fn begin_in_turn(dir: &Path, progress: &Progress) -> Result<Self, Error> {
+        Self::begin_as(dir, || {
+            let dir = dir.display();
+            progress.say(format_args!("another op-dbus is writing {dir}; waiting for it to end"));
+            Ok(())
+        })
+    }
+
+    /// Where there is another writer, `busy` says whether to wait for its end.
+    fn begin_as(dir: &Path, busy: impl FnOnce() -> Result<(), Error>) -> Result<Self, Error> {
         make_dir(dir)?;
         let path = dir.join(".lock");
         let fail = |error| Error::io("write", &path, error);
         let open = open_store(dir).map_err(|error| Error::io("follow", dir, error))?;
         let root = if geteuid().is_root() { by_descriptor(&open) } else { dir.to_owned() };
         let owner = Owner::of(&open).map_err(fail)?;
-        let lock = open_lock(&root.join(".lock"), owner).map_err(fail)?;
-        match lock.try_lock() {
-            Ok(()) => (),
-            Err(TryLockError::WouldBlock) => return Err(Error::Busy { dir: dir.to_owned() }),
-            Err(TryLockError::Error(error)) => return Err(Error::io("lock", &path, error)),
+        let lock = lock::open(&root.join(".lock"), owner).map_err(fail)?;
+        let unlocked = |error| Error::io("lock", &path, error);
+        if !lock::is_taken(&lock).map_err(unlocked)? {
+            busy()?;
+            lock.lock().map_err(unlocked)?;
         }
         let told = Cell::new(false);
         let writer = Self { dir: dir.to_owned(), root, owner, told, open, _lock: lock };
@@ -126,7 +143,12 @@ impl Writer {
 
     /// Takes a folder out of the store in one step, and what was downloaded for it.
     pub(crate) fn discard(&self, name: &str) -> Result<(), Error> {
-        self.set_aside(name)?;
+        match self.set_aside(name) {
+            Err(full @ Error::NoSpace { .. }) => {
+                self.set_aside_without_room(name).map_err(|_| full)?;
+            }
+            done => done?,
+        }
         self.sync()?;
         self.clear()?;
         self.clear_partial(name)
@@ -142,6 +164,14 @@ impl Writer {
             .map_err(|error| Error::io("write", &self.dir.join(name), error))?;
         stage.keep();
         Ok(())
+    }
+
+    /// Has a folder take the place of `.staging`, which is empty: on a full disk none is made for it, and it is to be
+    /// removed for the room that it takes.
+    fn set_aside_without_room(&self, name: &str) -> io::Result<()> {
+        let staging = self.root.join(STAGING);
+        std::fs::remove_dir(&staging).ok();
+        std::fs::rename(self.root.join(name), staging)
     }
 
     fn sync(&self) -> Result<(), Error> {
@@ -262,22 +292,6 @@ fn gone(removed: io::Result<()>) -> io::Result<()> {
         io::ErrorKind::NotFound => Ok(()),
         _ => Err(error),
     })
-}
-
-/// The lock's file. Nobody follows a link there, which the store's owner may have laid to anywhere.
-fn open_lock(path: &Path, owner: Option<Owner>) -> io::Result<File> {
-    let mut options = OpenOptions::new();
-    options.write(true).mode(0o600).custom_flags(OFlag::O_NOFOLLOW.bits());
-    match options.clone().create_new(true).open(path) {
-        Ok(file) => {
-            if let Some((uid, gid)) = owner.map(Owner::ids) {
-                fchown(&file, uid, gid)?;
-            }
-            Ok(file)
-        }
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => options.open(path),
-        Err(error) => Err(error),
-    }
 }
 
 /// Makes a folder that everyone may read, and its parents, whatever the umask. One that root makes

@@ -1,7 +1,10 @@
 //! The model store: a folder with one folder per model.
 
+use std::fs::OpenOptions;
+use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
+use nix::fcntl::OFlag;
 use serde::{Deserialize, Serialize};
 
 use crate::import::{self, ImportOptions};
@@ -9,7 +12,7 @@ use crate::manifest::{self, BuiltIn};
 use crate::model::{corrupt, dense_paths, refuse_foreign_writers};
 use crate::pull::{self, PullOptions};
 use crate::staging::{self, Writer};
-use crate::{Error, Level, Model, shell_word};
+use crate::{Error, Level, Model, regular, shell_word};
 
 /// Our record in each model's folder.
 pub(crate) const RECORD: &str = "op-dbus.json";
@@ -62,7 +65,7 @@ impl Store {
         match std::fs::metadata(&dir) {
             Ok(meta) if meta.is_dir() => (),
             // Whether it is there can't be told, where this user does not get to.
-            Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {
+            Err(error) if error.kind() == ErrorKind::PermissionDenied => {
                 return Err(Error::io("read", &dir, error));
             }
             _ => {
@@ -142,7 +145,7 @@ impl Store {
     /// # Errors
     /// [`Error::Unsupported`] names what was found and what would have been accepted,
     /// [`Error::Name`] what is wrong with the name, [`Error::Taken`] that another model has it,
-    /// [`Error::NoFolder`] that the store can't be one.
+    /// [`Error::NoModel`] that something else has it, [`Error::NoFolder`] that the store can't be one, [`Error::Busy`].
     pub fn import(
         &self,
         source: &Path,
@@ -150,9 +153,11 @@ impl Store {
         options: &ImportOptions<'_>,
     ) -> Result<Model, Error> {
         check_new_name(name)?;
-        let writer = self.writer()?;
+        self.check_folder()?;
+        let writer = Writer::begin(&self.dir)?;
         // Under the lock: else the second of two imports would replace what the first has brought.
         if writer.root().join(name).exists() {
+            check_holds_model(None, &self.dir.join(name))?;
             let fix = format!("op-dbus models remove {name}{}", named(&self.dir));
             return Err(Error::Taken { name: name.to_owned(), fix });
         }
@@ -165,7 +170,8 @@ impl Store {
         stage.told(bring())
     }
 
-    /// Fetches a built-in model by name or level; does nothing when it is installed and undamaged.
+    /// Fetches a built-in model by name or level; does nothing when it is installed and undamaged. Waits for who writes
+    /// the store.
     ///
     /// # Errors
     /// [`Error::Unknown`] for a name that is not built in, [`Error::NoFolder`] for a store that can't be
@@ -184,7 +190,8 @@ impl Store {
             options.progress.say(format_args!("{}: installed and undamaged", model.name));
             return Ok(model);
         }
-        let writer = self.writer()?;
+        self.check_folder()?;
+        let writer = Writer::begin_in_turn(&self.dir, options.progress)?;
         // Another pull may have ended since.
         if let Ok(model) = self.verify(&built_in.name) {
             return Ok(model);
@@ -197,16 +204,11 @@ impl Store {
         stage.told(bring())
     }
 
-    fn writer(&self) -> Result<Writer, Error> {
-        self.check_folder()?;
-        Writer::begin(&self.dir)
-    }
-
     /// Refuses what can't become a folder: something else has its name, or that of one above it.
     fn check_folder(&self) -> Result<(), Error> {
         let is_other = match std::fs::metadata(&self.dir) {
             Ok(meta) => !meta.is_dir(),
-            Err(error) => error.kind() == std::io::ErrorKind::NotADirectory,
+            Err(error) => error.kind() == ErrorKind::NotADirectory,
         };
         if is_other { Err(Error::NoFolder { dir: self.dir.clone() }) } else { Ok(()) }
     }
@@ -316,8 +318,11 @@ fn write_record(dir: &Path, model: &Model) -> Result<(), Error> {
 
 /// Whatever of a model is damaged or lost, one of two files is there; built-in ones are known by their name.
 fn check_holds_model(built_in: Option<&BuiltIn>, dir: &Path) -> Result<(), Error> {
-    // What can't be looked at may be there.
-    let is_gone = |file: &str| dir.join(file).try_exists().is_ok_and(|there| !there);
+    // What can't be looked at may be there, unless `dir` is no folder.
+    let is_gone = |file: &str| match dir.join(file).try_exists() {
+        Ok(there) => !there,
+        Err(error) => error.kind() == ErrorKind::NotADirectory,
+    };
     match built_in.is_none() && [RECORD, TOKENIZER].into_iter().all(is_gone) {
         true => Err(Error::NoModel { dir: dir.to_owned() }),
         false => Ok(()),
@@ -327,20 +332,20 @@ fn check_holds_model(built_in: Option<&BuiltIn>, dir: &Path) -> Result<(), Error
 fn read_record(name: &str, dir: &Path) -> Result<Model, Error> {
     let path = dir.join(RECORD);
     let damaged = |reason: String| corrupt(name, &path, reason);
-    let bytes = match std::fs::metadata(&path) {
-        Ok(meta) if meta.len() > RECORD_BYTES_MAX => {
-            return Err(damaged(format!("it has {} bytes", meta.len())));
-        }
-        Ok(meta) => {
-            refuse_foreign_writers(&path, &meta, dir)?;
-            std::fs::read(&path)
-        }
-        Err(error) => Err(error),
-    };
-    let bytes = bytes.map_err(|error| match error.kind() {
-        std::io::ErrorKind::NotFound => damaged("it is missing".to_owned()),
-        _ => Error::io("read", &path, error),
+    let fail = |error| Error::io("read", &path, error);
+    let file = regular::open(OpenOptions::new().read(true), OFlag::empty(), &path);
+    let file = file.map_err(|error| match error.kind() {
+        ErrorKind::NotFound => damaged("it is missing".to_owned()),
+        ErrorKind::InvalidData => damaged(error.to_string()),
+        _ => fail(error),
     })?;
+    let meta = file.metadata().map_err(fail)?;
+    if meta.len() > RECORD_BYTES_MAX {
+        return Err(damaged(format!("it has {} bytes", meta.len())));
+    }
+    refuse_foreign_writers(&path, &meta, dir)?;
+    let mut bytes = Vec::new();
+    file.take(RECORD_BYTES_MAX).read_to_end(&mut bytes).map_err(fail)?;
     parse_record(name, &path, &bytes)
 }
 

@@ -8,6 +8,7 @@ use half::{bf16, f16};
 use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
 
+use crate::config_files::check_amount;
 use crate::error::refuse;
 use crate::{Error, digest, staging};
 
@@ -37,6 +38,7 @@ pub(crate) fn read_header(dir: &Path, name: &str) -> Result<Metadata, Error> {
     }
     let mut header = Vec::new();
     file.take(length).read_to_end(&mut header).map_err(fail)?;
+    check_amount(&header, &format!("the header of {name}"))?;
     // Deserializing proves that the tensors follow each other without gap or overlap, and that
     // each has the size of its shape.
     let header: Metadata =

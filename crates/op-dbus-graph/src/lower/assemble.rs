@@ -43,7 +43,7 @@ pub(super) fn lower(
     }
     let hidden = Stream::of(operators).wide(&mut graph, &hidden);
     let pooled = pooling::pool(&mut graph, recipe.pooling, &hidden);
-    let pooled = dense::apply(&mut graph, &encoder.dense, &pooled);
+    let pooled = dense::apply(&mut graph, operators, &encoder.dense, &pooled);
     pooling::finish(&mut graph, recipe.normalize.then_some(operators), &pooled);
 
     let dimensions = encoder.dimensions().to_string();

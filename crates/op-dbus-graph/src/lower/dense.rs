@@ -1,16 +1,27 @@
 //! Dense modules, between pooling and normalisation.
 
+use super::operators::Operators;
 use crate::encoder::{Dense, DenseActivation};
 use crate::onnx::writer::GraphWriter;
 
 /// Sends `pooled` (`[batch, inputs]`) through `modules`.
-pub(super) fn apply(graph: &mut GraphWriter, modules: &[Dense<'_>], pooled: &str) -> String {
-    let numbered = modules.iter().enumerate();
-    numbered.fold(pooled.to_owned(), |input, (number, dense)| one(graph, dense, number, &input))
+pub(super) fn apply(
+    graph: &mut GraphWriter,
+    operators: &dyn Operators,
+    modules: &[Dense<'_>],
+    pooled: &str,
+) -> String {
+    modules.iter().enumerate().fold(pooled.to_owned(), |input, (number, dense)| {
+        one(graph, operators, dense, (&format!("dense.{number}"), &input))
+    })
 }
 
-fn one(graph: &mut GraphWriter, dense: &Dense<'_>, number: usize, input: &str) -> String {
-    let name = format!("dense.{number}");
+fn one(
+    graph: &mut GraphWriter,
+    operators: &dyn Operators,
+    dense: &Dense<'_>,
+    (name, input): (&str, &str),
+) -> String {
     let (weight, sum) = (format!("{name}.weight"), format!("{name}.sum"));
     let dims = [dense.linear.columns(), dense.linear.rows()];
     graph.floats(&weight, &dims, dense.linear.transposed());
@@ -22,13 +33,13 @@ fn one(graph: &mut GraphWriter, dense: &Dense<'_>, number: usize, input: &str) -
     }
     match dense.activation {
         DenseActivation::Identity => value,
-        DenseActivation::Tanh => graph.node("Tanh", &[&value], &name),
-        DenseActivation::Relu => graph.node("Relu", &[&value], &name),
-        DenseActivation::Gelu => graph.microsoft("Gelu", &[&value], &name, Vec::new()),
-        DenseActivation::Sigmoid => graph.node("Sigmoid", &[&value], &name),
+        DenseActivation::Tanh => graph.node("Tanh", &[&value], name),
+        DenseActivation::Relu => graph.node("Relu", &[&value], name),
+        DenseActivation::Gelu => operators.gelu(graph, &format!("{name}.gelu"), &value),
+        DenseActivation::Sigmoid => graph.node("Sigmoid", &[&value], name),
         DenseActivation::Silu => {
             let gate = graph.node("Sigmoid", &[&value], &format!("{name}.gate"));
-            graph.node("Mul", &[&value, &gate], &name)
+            graph.node("Mul", &[&value, &gate], name)
         }
     }
 }

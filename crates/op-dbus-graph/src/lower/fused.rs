@@ -97,6 +97,10 @@ impl Operators for Fused {
         }
     }
 
+    fn gelu(&self, graph: &mut GraphWriter, name: &str, x: &str) -> String {
+        graph.microsoft("Gelu", &[x], name, Vec::new())
+    }
+
     fn length(&self, graph: &mut GraphWriter, pooled: &str) -> String {
         let keep = vec![integer("keepdims", 1)];
         graph.node_with("ReduceL2", &[pooled, "one"], "length", keep)

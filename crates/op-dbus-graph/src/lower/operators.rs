@@ -66,6 +66,9 @@ pub(super) trait Operators {
         product: (&Linear<'_>, &str),
     ) -> String;
 
+    /// GELU by the error function, of 32-bit floats.
+    fn gelu(&self, graph: &mut GraphWriter, name: &str, x: &str) -> String;
+
     /// The length of each row, `[batch, 1]`.
     fn length(&self, graph: &mut GraphWriter, pooled: &str) -> String;
 }

@@ -3,7 +3,7 @@
 use super::block::{Stream, product};
 use super::operators::{Attention, Norm, Operators};
 use super::pooling::to_float;
-use crate::encoder::{Activation, Encoder, Linear};
+use crate::encoder::{Activation, DenseActivation, Encoder, Linear};
 use crate::onnx::writer::{GraphWriter, integer, integers, real};
 
 /// Added to the scores of padding: far below every score, and finite, so that no provider makes a
@@ -27,7 +27,7 @@ impl Operators for Plain {
         graph.operand("score.scale", &[], scale.to_le_bytes().to_vec());
         graph.float("masked", MASKED);
         graph.float("number.one", 1.0);
-        activation_numbers(graph, encoder.activation);
+        activation_numbers(graph, encoder);
         graph.int64s("mask.axes", &[1, 2]);
         let own = graph.node_with("Cast", &["mask"], "mask.own", to_float());
         let other = graph.node("Sub", &["number.one", &own], "mask.other");
@@ -104,28 +104,26 @@ impl Operators for Plain {
         // In 32-bit floats: a cube does not fit into 16 bits, nor does the small tail of the curve.
         let product = graph.widen(product);
         let x = graph.node("Add", &[&product, &bias], &of("sum"));
-        let sigmoid = match activation {
-            Activation::Relu => {
-                let active = graph.node("Relu", &[&x], name);
-                return graph.narrow(&active);
-            }
-            Activation::Gelu => {
-                let scaled = graph.node("Mul", &[&x, "root.half"], &of("scaled"));
-                graph.node("Erf", &[&scaled], &of("curve"))
-            }
+        let active = match activation {
+            Activation::Relu => graph.node("Relu", &[&x], name),
+            Activation::Gelu => self.gelu(graph, name, &x),
             Activation::GeluTanh => {
                 let square = graph.node("Mul", &[&x, &x], &of("square"));
                 let cube = graph.node("Mul", &[&square, &x], &of("cube"));
                 let cubic = graph.node("Mul", &[&cube, "tanh.cubic"], &of("cubic"));
                 let bent = graph.node("Add", &[&x, &cubic], &of("bent"));
                 let scaled = graph.node("Mul", &[&bent, "tanh.scale"], &of("scaled"));
-                graph.node("Tanh", &[&scaled], &of("curve"))
+                let curve = graph.node("Tanh", &[&scaled], &of("curve"));
+                half_raised(graph, name, &x, &curve)
             }
         };
-        let raised = graph.node("Add", &[&sigmoid, "number.one"], &of("raised"));
-        let product = graph.node("Mul", &[&x, &raised], &of("product"));
-        let active = graph.node("Mul", &[&product, "half"], name);
         graph.narrow(&active)
+    }
+
+    fn gelu(&self, graph: &mut GraphWriter, name: &str, x: &str) -> String {
+        let scaled = graph.node("Mul", &[x, "root.half"], &format!("{name}.scaled"));
+        let curve = graph.node("Erf", &[&scaled], &format!("{name}.curve"));
+        half_raised(graph, name, x, &curve)
     }
 
     fn length(&self, graph: &mut GraphWriter, pooled: &str) -> String {
@@ -136,15 +134,27 @@ impl Operators for Plain {
     }
 }
 
-/// The numbers that the activation is made of.
-fn activation_numbers(graph: &mut GraphWriter, activation: Activation) {
-    match activation {
-        Activation::Relu => return,
-        Activation::Gelu => graph.float("root.half", std::f32::consts::FRAC_1_SQRT_2),
-        Activation::GeluTanh => {
-            graph.float("tanh.scale", (2.0 / std::f32::consts::PI).sqrt());
-            graph.float("tanh.cubic", 0.044_715);
-        }
+/// `x` times half of what `curve`, between -1 and 1, is raised to by 1.
+fn half_raised(graph: &mut GraphWriter, name: &str, x: &str, curve: &str) -> String {
+    let raised = graph.node("Add", &[curve, "number.one"], &format!("{name}.raised"));
+    let product = graph.node("Mul", &[x, &raised], &format!("{name}.product"));
+    graph.node("Mul", &[&product, "half"], name)
+}
+
+/// The numbers that the activations are made of, also those of Dense modules.
+fn activation_numbers(graph: &mut GraphWriter, encoder: &Encoder<'_>) {
+    let mut in_dense = encoder.dense.iter().map(|dense| dense.activation);
+    let has_erf = encoder.activation == Activation::Gelu
+        || in_dense.any(|activation| activation == DenseActivation::Gelu);
+    let has_tanh = encoder.activation == Activation::GeluTanh;
+    if has_erf {
+        graph.float("root.half", std::f32::consts::FRAC_1_SQRT_2);
     }
-    graph.float("half", 0.5);
+    if has_tanh {
+        graph.float("tanh.scale", (2.0 / std::f32::consts::PI).sqrt());
+        graph.float("tanh.cubic", 0.044_715);
+    }
+    if has_erf || has_tanh {
+        graph.float("half", 0.5);
+    }
 }

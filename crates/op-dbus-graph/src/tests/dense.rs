@@ -1,12 +1,12 @@
 //! Dense modules: what the graph does for each, and what is refused of them.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use serde_json::{Value, json};
 
 use super::tiny::{HIDDEN, Tiny};
 use crate::onnx::Graph;
-use crate::{Error, Family};
+use crate::{Dialect, Error, Family};
 
 /// The operators behind the pooling, in order.
 fn tail(graph: &Graph) -> Vec<&str> {
@@ -35,6 +35,28 @@ fn every_activation_follows_its_product() {
         );
         let gelu = graph.node.iter().find(|node| node.op_type == "Gelu");
         assert!(gelu.is_none_or(|node| node.domain == "com.microsoft"));
+    }
+}
+
+#[test]
+fn a_graph_of_onnxs_own_operators_has_no_others_for_its_modules() {
+    let mut model = Tiny::new(Family::Bert).with_dense(&[(5, "GELU"), (3, "GELU")]);
+    model.recipe.target.dialect = Dialect::Onnx;
+    let one = ["MatMul", "Add", "Mul", "Erf", "Add", "Mul", "Mul"];
+    // Whether or not the encoder's own activation has the same numbers.
+    for activation in ["gelu", "gelu_new", "relu"] {
+        model.config["hidden_act"] = json!(activation);
+        let graph = model.graph();
+        assert!(graph.node.iter().all(|node| node.domain.is_empty()), "{activation}");
+        assert_eq!(tail(&graph)[..14], [one, one].concat());
+        let given = graph.initializer.iter().map(|tensor| &tensor.name);
+        let given = given.chain(graph.input.iter().map(|input| &input.name));
+        let made: Vec<&String> =
+            given.chain(graph.node.iter().flat_map(|node| &node.output)).collect();
+        let names: HashSet<&String> = made.iter().copied().collect();
+        assert_eq!(names.len(), made.len(), "{activation}: a name twice");
+        let mut wanted = graph.node.iter().flat_map(|node| &node.input);
+        assert!(wanted.all(|name| name.is_empty() || names.contains(name)), "{activation}");
     }
 }
 

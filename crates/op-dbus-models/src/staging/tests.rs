@@ -2,6 +2,9 @@
 
 use std::os::unix::fs::MetadataExt;
 
+use nix::sys::stat::Mode;
+use nix::unistd::mkfifo;
+
 use super::*;
 use crate::tests::fixture::below;
 
@@ -135,7 +138,7 @@ fn what_may_not_be_removed_stops_the_removal_of_nothing_else() {
         std::fs::set_permissions(&left, Permissions::from_mode(0o700)).unwrap();
     }
     let open = open_dir(&store).unwrap();
-    let lock = open_lock(&store.join(".lock"), owner).unwrap();
+    let lock = lock::open(&store.join(".lock"), owner).unwrap();
     // As it is where the owner has begun: the user of the process stays root's here.
     let writer = Writer {
         dir: store.clone(),
@@ -157,6 +160,14 @@ fn what_may_not_be_removed_stops_the_removal_of_nothing_else() {
     assert_eq!((left, std::fs::read_dir(&staging).unwrap().count()), (16, 16));
     writer.clear().unwrap();
     assert!(!staging.exists(), "root leaves it for good");
+}
+
+#[test]
+fn a_lock_that_is_a_pipe_keeps_nobody_waiting() {
+    let dir = tempfile::tempdir().unwrap();
+    mkfifo(&dir.path().join(".lock"), Mode::S_IRWXU).unwrap();
+    let error = Writer::begin(dir.path()).map(drop).unwrap_err();
+    assert!(error.to_string().ends_with(".lock: it is not a file"), "{error}");
 }
 
 #[test]

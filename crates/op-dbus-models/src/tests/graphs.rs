@@ -83,6 +83,24 @@ fn a_graph_that_says_too_little_is_refused() {
 }
 
 #[test]
+fn the_width_of_what_a_graph_has_pooled_can_be_given() {
+    let bench = Bench::new();
+    let source = bench.path("source");
+    let mut files = graph_files();
+    set(&mut files, "config.json", &json!({ "hidden_size": 8 }));
+    fixture::write_folder(&source, &files);
+    let pooled = OnnxFacts { dimensions: None, ..POOLED };
+    let given = bench.import_as(&source, "given", pooled, (None, Some(2), None)).unwrap();
+    let stated = bench.import_as(&source, "stated", pooled, (None, None, None)).unwrap();
+    assert_eq!((given.dimensions, stated.dimensions), (2, 8));
+    // The vectors per token are those that the file tells of.
+    let tokens = OnnxFacts { pooled: false, finished: false, ..pooled };
+    let flags = (Some(Pooling::Mean), Some(2), None);
+    let message = bench.import_as(&source, "tokens", tokens, flags).unwrap_err().to_string();
+    assert!(message.contains("--dimensions 2 for a model that itself says 8"), "{message}");
+}
+
+#[test]
 fn weights_beside_a_graph_that_is_of_no_use_are_told_of() {
     let refused = |path: &str, files: &Files| {
         let bench = Bench::new();

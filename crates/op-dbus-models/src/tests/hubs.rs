@@ -5,7 +5,8 @@ use std::os::unix::fs::{MetadataExt, chown};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use nix::unistd::{Gid, Uid, getegid, geteuid};
+use nix::sys::stat::Mode;
+use nix::unistd::{Gid, Uid, getegid, geteuid, mkfifo};
 
 use super::fixture::{Lines, below};
 use super::hub_server::{Answer, Asked, CONTENT, OTHER, begin, ranges};
@@ -51,6 +52,18 @@ fn a_download_that_broke_off_is_resumed() {
     let mut again = hub_of_now();
     again.offline = true;
     assert_eq!(again.download(&content()).unwrap(), path);
+}
+
+#[test]
+fn a_pipe_in_the_place_of_a_download_keeps_nobody_waiting() {
+    let dir = tempfile::tempdir().unwrap();
+    mkfifo(&part(dir.path()), Mode::S_IRWXU).unwrap();
+    // Whether it gets all of its answer through is not looked at.
+    let (endpoint, _) = begin(vec![Answer::Whole]);
+    let progress = Progress::silent();
+    let hub = hub(dir.path(), &endpoint, &progress);
+    let message = hub.download(&content()).unwrap_err().to_string();
+    assert!(message.ends_with(".part: it is not a file"), "{message}");
 }
 
 #[test]

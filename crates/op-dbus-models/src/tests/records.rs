@@ -3,6 +3,8 @@
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 
+use nix::sys::stat::Mode;
+use nix::unistd::mkfifo;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
@@ -163,6 +165,27 @@ fn what_is_no_model_is_not_removed() {
     let told = bench.store.get("letters").unwrap_err();
     assert_eq!(told.to_string(), refused.to_string());
     assert!(folder.join("to-her").is_file());
+    // Nor where a model is to have its name.
+    let source = bench.path("source");
+    fixture::write_folder(&source, &fixture::model("bert"));
+    fs::write(bench.store.dir().join("note"), "").unwrap();
+    for name in ["letters", "note"] {
+        let refused = bench.import(&source, name).unwrap_err();
+        let at = bench.store.dir().join(name);
+        assert!(matches!(&refused, Error::NoModel { dir } if *dir == at), "{refused}");
+    }
+}
+
+#[test]
+fn a_pipe_in_the_place_of_a_record_keeps_nobody_waiting() {
+    let bench = imported();
+    let path = bench.store.get("mine").unwrap().dir.join("op-dbus.json");
+    fs::remove_file(&path).unwrap();
+    mkfifo(&path, Mode::S_IRWXU).unwrap();
+    let error = bench.store.get("mine").unwrap_err();
+    assert!(matches!(&error, Error::Corrupt { file, .. } if *file == path), "{error}");
+    assert!(error.to_string().contains("op-dbus.json is damaged: it is not a file"), "{error}");
+    bench.store.remove("mine").unwrap();
 }
 
 #[test]

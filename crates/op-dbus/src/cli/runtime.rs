@@ -56,7 +56,7 @@ pub struct VerifyArgs {
     providers: Vec<String>,
 }
 
-/// Delete the libraries of providers
+/// Delete the libraries of providers, of whichever version
 #[derive(Args)]
 pub struct RemoveArgs {
     /// Providers; those that share a library lose it together
