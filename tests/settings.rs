@@ -243,8 +243,9 @@ async fn log_of_a_new_worker(daemon: &Daemon) -> Outcome<String> {
     daemon.client().manager.warm_up().await?;
     let worker = daemon.workers().await?.pop().ok_or("no worker runs")?;
     let arguments = fs::read_to_string(format!("/proc/{worker}/cmdline"))?;
-    let mut arguments = arguments.split('\0').skip_while(|argument| *argument != "--log");
-    Ok(arguments.nth(1).unwrap_or_default().to_owned())
+    let config = arguments.trim_end_matches('\0').rsplit('\0').next().unwrap_or_default();
+    let config: serde_json::Value = serde_json::from_str(config)?;
+    Ok(config["log"].as_str().unwrap_or_default().to_owned())
 }
 
 /// As what the settings forbid is no fault of the service.

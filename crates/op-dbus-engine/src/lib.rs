@@ -64,6 +64,7 @@ mod reserve;
 mod routing;
 mod scheduler;
 pub mod sim;
+pub mod spec;
 mod start;
 mod stats;
 mod status;

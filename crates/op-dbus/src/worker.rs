@@ -5,23 +5,21 @@
 
 mod sandbox;
 
-use std::ffi::{CStr, OsString};
+use std::ffi::CStr;
 use std::fs;
 use std::io;
 use std::os::fd::AsFd;
-use std::path::PathBuf;
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
 
-use clap::Parser;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::sys::prctl;
 use nix::sys::signal::Signal;
 use nix::unistd::Pid;
-use op_dbus_daemon::settings::{CpuEngine, Precision};
+use op_dbus_daemon::service::WorkerConfig;
 use op_dbus_daemon::telemetry;
-use op_dbus_embedder::backend::{self, CPU, REMOTE, Spec};
-use op_dbus_engine::sim::{self, Faults, Faulty, SimBackend};
+use op_dbus_embedder::backend;
+use op_dbus_engine::sim::{self, Faulty, SimBackend};
 use op_dbus_engine::{Backend, BackendError};
 use rustix::process::{getpriority_process, setpriority_process};
 
@@ -35,90 +33,17 @@ const OOM_SCORE_MORE: i32 = 500;
 #[derive(clap::Args)]
 #[command(hide = true)]
 pub struct Args {
-    /// Model store
-    #[arg(long)]
-    model_dir: PathBuf,
-    /// Name of the model in the store
-    #[arg(long)]
-    model: String,
-    /// Fingerprint that the model must have
-    #[arg(long)]
-    space: String,
-    /// Tokens of the longest text
-    #[arg(long)]
-    max_input_tokens: usize,
-    /// The model's own folder of packed weights and compiled graphs
-    #[arg(long)]
-    cache_dir: PathBuf,
-    /// ONNX Runtime library; empty for other engines
-    #[arg(long)]
-    runtime: OsString,
-    /// Threads that compute one batch together
-    #[arg(long, default_value_t = 1)]
-    threads: usize,
-    /// What computes
-    #[arg(long)]
-    cpu_engine: CpuEngine,
-    /// Instruction set; `auto` is the best
-    #[arg(long)]
-    cpu_isa: String,
-    /// Measure how this machine computes batches best, unless the cache says
-    #[arg(long)]
-    calibrate: bool,
-    /// CPUs to stay on; all if absent
-    #[arg(long, value_delimiter = ',')]
-    cpu_list: Vec<usize>,
-    /// Execution provider, by its canonical name
-    #[arg(long)]
-    provider: String,
-    /// Plugin library of the provider; without one the runtime is to have it
-    #[arg(long)]
-    provider_library: Option<PathBuf>,
-    /// Setting of the provider in its own words, `key=value`
-    #[arg(long, value_parser = key_value)]
-    provider_option: Vec<(String, String)>,
-    /// Number of the device among the provider's
-    #[arg(long, default_value_t = 0)]
-    device: usize,
-    /// Precision of the arithmetic
-    #[arg(long)]
-    precision: Precision,
-    /// TCP port of an endpoint of the remote provider; others can't be reached
-    #[arg(long)]
-    tcp_port: Vec<u16>,
-    /// Look up the addresses of endpoints that are named
-    #[arg(long)]
-    look_up_names: bool,
-    /// Tokens of the largest batch, padding included
-    #[arg(long)]
-    batch_tokens_max: usize,
-    /// Rows of the largest batch
-    #[arg(long)]
-    batch_rows_max: usize,
-    /// Whether ONNX Runtime keeps buffers for the shapes of batches
-    #[arg(long, default_value = "auto", value_parser = ["auto", "on", "off"])]
-    io_binding: String,
-    /// Bytes of its own that this process may ask for
-    #[arg(long)]
-    memory_max: Option<u64>,
-    /// What is logged
-    #[arg(long, default_value = "info")]
-    log: String,
-    /// Faults to show on purpose
-    #[arg(long)]
-    faults: Option<Faults>,
-    /// What is added to this process's nice value
-    #[arg(long, default_value_t = 0)]
-    nice: u8,
+    /// What to compute and with what, as JSON
+    config: WorkerConfig,
 }
 
 /// What `top` and `ps` call a worker.
 const NAME: &CStr = c"op-dbus-worker";
 
 /// Serves the daemon on standard input until it hangs up.
-pub fn run(args: Args) -> ExitCode {
+pub fn run(Args { config }: Args) -> ExitCode {
     let closed = inherited::let_go();
-    if let Err(error) = telemetry::start_confined(&args.log) {
+    if let Err(error) = telemetry::start_confined(&config.log) {
         eprintln!("op-dbus worker: no log: {error}");
     }
     if let Err(error) = closed {
@@ -143,13 +68,13 @@ pub fn run(args: Args) -> ExitCode {
     if let Err(error) = go_first() {
         tracing::warn!(%error, "the kernel may end the daemon before this worker");
     }
-    if let Err(error) = give_way(args.nice) {
+    if let Err(error) = give_way(config.nice) {
         tracing::warn!(%error, "the worker can't give way to other programs");
     }
-    pin(&args.cpu_list);
-    let sandbox = sandbox::confine(&args);
+    pin(&config.backend.cpus);
+    let sandbox = sandbox::confine(&config);
     match op_dbus_engine::worker::serve(&sandbox.told, || {
-        load(&args).map_err(|e| explained(e, args.memory_max))
+        load(&config).map_err(|e| explained(e, config.memory_max))
     }) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -168,29 +93,11 @@ fn has_hung_up() -> bool {
         && polled[0].revents().is_some_and(|told| told.contains(PollFlags::POLLHUP))
 }
 
-/// The backend that the worker process of this command line would compute with, in this process:
-/// for measuring what the way to another process costs. Binds the calling thread to its CPUs, and
-/// confines nobody.
-pub fn in_process(command: &Command) -> Result<Box<dyn Backend>, BackendError> {
-    let args = read(command)?;
-    pin(&args.cpu_list);
-    load(&args)
-}
-
-/// What the worker process of this command line would load, of one that computes on a device.
-pub fn spec_of(command: &Command) -> Result<Spec, BackendError> {
-    Ok(spec(&read(command)?, backend::CpuEngine::Ort))
-}
-
-fn read(command: &Command) -> Result<Args, BackendError> {
-    /// The options alone.
-    #[derive(Parser)]
-    struct Line {
-        #[command(flatten)]
-        args: Args,
-    }
-    let line = Line::try_parse_from(command.get_args());
-    line.map(|line| line.args).map_err(|error| BackendError::Failed(error.to_string()))
+/// The backend of a worker process that is told `config`, in this process: for measuring what the way to
+/// another process costs. Binds the calling thread to its CPUs, and confines nobody.
+pub fn in_process(config: &WorkerConfig) -> Result<Box<dyn Backend>, BackendError> {
+    pin(&config.backend.cpus);
+    load(config)
 }
 
 /// Has the kernel end this process before the one that started it. What is there may be above 0: in a container, or by
@@ -230,65 +137,13 @@ fn try_pin(cpus: &[usize]) -> nix::Result<()> {
     sched_setaffinity(Pid::from_raw(0), &set)
 }
 
-/// Splits `key=value`.
-fn key_value(text: &str) -> Result<(String, String), String> {
-    let (key, value) = text.split_once('=').ok_or("there is no `=` in it")?;
-    Ok((key.to_owned(), value.to_owned()))
-}
-
-fn load(args: &Args) -> Result<Box<dyn Backend>, BackendError> {
-    let backend = load_sound(args)?;
-    Ok(match args.faults.clone() {
-        Some(faults) => Box::new(Faulty::new(backend, faults)),
-        None => backend,
-    })
-}
-
-fn load_sound(args: &Args) -> Result<Box<dyn Backend>, BackendError> {
-    let on_the_cpu = args.provider == CPU;
-    let cpu_engine = match args.cpu_engine {
-        CpuEngine::Native => backend::CpuEngine::Native,
-        CpuEngine::Ort => backend::CpuEngine::Ort,
-        CpuEngine::Sim if on_the_cpu => {
-            return Ok(Box::new(SimBackend::new(sim::DIMENSIONS)));
-        }
-        CpuEngine::Sim => backend::CpuEngine::default(),
+fn load(config: &WorkerConfig) -> Result<Box<dyn Backend>, BackendError> {
+    let sound: Box<dyn Backend> = match config.simulated {
+        true => Box::new(SimBackend::new(sim::DIMENSIONS)),
+        false => backend::load(&config.backend)?,
     };
-    backend::load(&spec(args, cpu_engine))
-}
-
-fn spec(args: &Args, cpu_engine: backend::CpuEngine) -> Spec {
-    Spec {
-        model_dir: args.model_dir.clone(),
-        model: args.model.clone(),
-        space: args.space.clone(),
-        max_input_tokens: args.max_input_tokens,
-        cache_dir: args.cache_dir.clone(),
-        runtime: PathBuf::from(&args.runtime),
-        threads: args.threads,
-        cpu_engine,
-        cpu_isa: args.cpu_isa.clone(),
-        cpus: args.cpu_list.clone(),
-        calibrate: args.calibrate,
-        provider: args.provider.clone(),
-        provider_library: args.provider_library.clone(),
-        provider_options: args.provider_option.clone(),
-        device: args.device,
-        precision: match args.precision {
-            Precision::Auto => None,
-            Precision::F32 => Some(backend::Precision::F32),
-            Precision::F16 => Some(backend::Precision::F16),
-            Precision::Bf16 => Some(backend::Precision::Bf16),
-            Precision::Int8 => Some(backend::Precision::Int8),
-        },
-        batch_tokens_max: args.batch_tokens_max,
-        batch_rows_max: args.batch_rows_max,
-        io_binding: match args.io_binding.as_str() {
-            "on" => Some(true),
-            "off" => Some(false),
-            _ => None,
-        },
-    }
+    let Some(faults) = &config.faults else { return Ok(sound) };
+    Ok(Box::new(Faulty::new(sound, faults.parse().map_err(BackendError::Failed)?)))
 }
 
 /// Whoever was refused memory does not know by which setting.

@@ -109,12 +109,12 @@ mod tests {
         let one = Blueprint { host, ..blueprint() };
         let other = Blueprint { model: "other".to_owned(), ..one.clone() };
         let folders = [&one, &other].map(|blueprint| {
-            let command = WorkerProgram::this().commands(blueprint, &settings)(0);
-            let told = command.get_args().chain(command.get_envs().filter_map(|(_, value)| value));
-            let told = told.filter_map(|word| word.to_str());
-            let told = told.map(|word| word.rsplit_once('=').map_or(word, |(_, value)| value));
-            let told: Vec<_> =
-                told.map(Path::new).filter(|path| path.starts_with(&settings.cache_dir)).collect();
+            let config = blueprint.configs(&settings)(0);
+            let command = WorkerProgram::this().command(&config, blueprint.host.provider).unwrap();
+            let options = config.backend.provider_options.iter().map(|(_, told)| Path::new(told));
+            let environment = command.get_envs().filter_map(|(_, value)| value).map(Path::new);
+            let told = options.chain(environment).chain([config.backend.cache_dir.as_path()]);
+            let told: Vec<_> = told.filter(|path| path.starts_with(&settings.cache_dir)).collect();
             // The folder itself, that of temporary files, three for drivers, and what is compiled.
             assert_eq!(told.len(), 6, "{told:?}");
             let own = blueprint.cache(&settings);

@@ -1,8 +1,8 @@
 //! Worker processes: how many, with how many threads, on which CPUs, and how each is started.
 
+mod config;
 mod memory;
 
-use std::ffi::{OsStr, OsString};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -15,12 +15,12 @@ use op_dbus_engine::worker::{ChildBackend, RegionShape, Timeouts};
 use op_dbus_engine::{Backend, BackendError, BackendFactory, LoadErrorKind};
 use op_dbus_models::cache;
 
+use super::proofs;
 use super::provider::{self, Host};
-use super::{compiled, proofs};
 use crate::memory_limit;
-use crate::settings::options::{Told, fleet};
 use crate::settings::{CpuEngine, Precision, Provider, Settings};
-use crate::telemetry;
+
+pub use config::WorkerConfig;
 
 /// More workers than this only share the memory bandwidth of one machine.
 const WORKERS_AUTO_MAX: usize = 8;
@@ -55,6 +55,23 @@ impl Blueprint {
     pub(super) fn cache(&self, settings: &Settings) -> PathBuf {
         cache::make(&settings.cache_dir, &self.model, &self.space)
     }
+
+    /// What each worker is told, by its number.
+    pub fn configs(
+        &self,
+        settings: &Settings,
+    ) -> impl Fn(usize) -> WorkerConfig + Send + Sync + 'static {
+        let host = &self.host;
+        // Accelerators leave the CPUs to everybody.
+        let cpus = if host.provider == Provider::Cpu { allowed_cpus() } else { Vec::new() };
+        let workers = workers(settings, host);
+        // More than the CPU would have, where there are more devices.
+        let crew = Crew { workers, ..Crew::of(settings, host.cpu_engine, cpus) };
+        let memory = memory_limit::for_us();
+        let memory_max = memory::max(settings, host.provider, workers, memory);
+        let (blueprint, settings) = (self.clone(), settings.clone());
+        move |number| WorkerConfig::of(&blueprint, &settings, (number, &crew), memory_max)
+    }
 }
 
 /// Makes the backends of one engine. The daemon starts processes; tests compute in-process.
@@ -77,7 +94,7 @@ impl WorkerProgram {
     pub fn spawner(self) -> Spawner {
         Arc::new(move |blueprint, settings| {
             let region = blueprint.region;
-            let commands = self.clone().commands(blueprint, settings);
+            let (program, configs) = (self.clone(), blueprint.configs(settings));
             let [load, run] = [settings.load_timeout_s, settings.batch_timeout_s];
             let timeouts =
                 Timeouts { load: Duration::from_secs(load), run: Duration::from_secs(run) };
@@ -90,38 +107,32 @@ impl WorkerProgram {
                     message,
                 })?;
                 proofs::remove(&cache);
-                let child = ChildBackend::spawn(commands(number), region, timeouts)?;
+                let command = program.command(&configs(number), host.provider)?;
+                let child = ChildBackend::spawn(command, region, timeouts)?;
                 Ok::<Box<dyn Backend>, BackendError>(Box::new(child))
             })
         })
     }
 
-    /// The command line of each worker, by its number.
-    pub fn commands(
-        self,
-        blueprint: &Blueprint,
-        settings: &Settings,
-    ) -> impl Fn(usize) -> Command + Send + Sync + 'static {
-        let host = &blueprint.host;
-        // Accelerators leave the CPUs to everybody.
-        let cpus = if host.provider == Provider::Cpu { allowed_cpus() } else { Vec::new() };
-        let workers = workers(settings, host);
-        // More than the CPU would have, where there are more devices.
-        let crew = Crew { workers, ..Crew::of(settings, host.cpu_engine, cpus) };
-        let memory = memory_limit::for_us();
-        let memory_max = memory::max(settings, host.provider, workers, memory);
-        let (blueprint, settings) = (blueprint.clone(), settings.clone());
-        move |number| {
-            let mut blueprint = blueprint.clone();
-            // What is measured beside other work would be wrong for long.
-            blueprint.host.calibrate &= number < crew.workers;
-            let member = (number, crew.member(number));
-            let mut command = command(&self.exe, &blueprint, &settings, member);
-            if let Some(bytes) = memory_max {
-                command.arg("--memory-max").arg(bytes.to_string());
-            }
-            command
-        }
+    /// The process of a worker that is told `config`, not started yet.
+    ///
+    /// # Errors
+    /// A path in `config` is no text.
+    pub(super) fn command(
+        &self,
+        config: &WorkerConfig,
+        provider: Provider,
+    ) -> Result<Command, BackendError> {
+        let config_json = serde_json::to_string(config).map_err(|error| BackendError::Load {
+            kind: LoadErrorKind::Other,
+            message: format!("a worker can't be told what to load: {error}"),
+        })?;
+        let mut command = Command::new(&self.exe);
+        // The program may be named by a link of the kernel's; people look for this name.
+        // What ends everything in the daemon's terminal is for the daemon: workers compute what it has in flight.
+        command.arg0("op-dbus").process_group(0).arg("worker").arg(config_json);
+        environment(provider, &config.backend.cache_dir, &mut command);
+        Ok(command)
     }
 }
 
@@ -185,77 +196,6 @@ impl Crew {
     }
 }
 
-fn command(
-    exe: &Path,
-    blueprint: &Blueprint,
-    settings: &Settings,
-    (number, member): (usize, Member<'_>),
-) -> Command {
-    let mut command = Command::new(exe);
-    let Blueprint { host, region, max_input_tokens: length, .. } = blueprint;
-    let engine = host.cpu_engine.to_string();
-    let (provider, precision) = (host.provider.to_string(), blueprint.precision.to_string());
-    // Workers take the devices in turn.
-    let device = host.devices.get(number % host.devices.len().max(1)).unwrap_or(&0).to_string();
-    let numbers = [member.threads, region.tokens_max, region.rows_max, *length];
-    let [threads, tokens, rows, length] = numbers.map(|number| number.to_string());
-    // A reload may have changed it since the settings of this engine were read.
-    let log = telemetry::filter().unwrap_or_else(|| settings.log.clone());
-    let cache = blueprint.cache(settings);
-    let options: [(&str, &OsStr); 16] = [
-        ("--model-dir", settings.model_dir.as_ref()),
-        ("--model", blueprint.model.as_ref()),
-        ("--space", blueprint.space.as_ref()),
-        ("--max-input-tokens", length.as_ref()),
-        ("--cache-dir", cache.as_ref()),
-        ("--runtime", host.runtime.as_ref()),
-        ("--threads", threads.as_ref()),
-        ("--cpu-engine", engine.as_ref()),
-        ("--cpu-isa", settings.cpu_isa.as_ref()),
-        ("--provider", provider.as_ref()),
-        ("--device", device.as_ref()),
-        ("--precision", precision.as_ref()),
-        ("--batch-tokens-max", tokens.as_ref()),
-        ("--batch-rows-max", rows.as_ref()),
-        ("--io-binding", settings.io_binding.as_ref()),
-        ("--log", log.as_ref()),
-    ];
-    // The program may be named by a link of the kernel's; people look for this name.
-    // What ends everything in the daemon's terminal is for the daemon: workers compute what it has in flight.
-    command.arg0("op-dbus").process_group(0).arg("worker");
-    for (option, value) in options {
-        command.arg(option).arg(value);
-    }
-    environment(host.provider, &cache, &mut command);
-    let own = settings.providers.get(&provider);
-    if let Some(faults) = own.and_then(|own| own.faults.as_ref()) {
-        command.arg("--faults").arg(faults);
-    }
-    if let Some(library) = &host.library {
-        command.arg("--provider-library").arg(library);
-    }
-    for (key, told) in &host.options {
-        let mut option = OsString::from(format!("{key}="));
-        match told {
-            Told::Value(value) => option.push(value),
-            Told::Folder => option.push(compiled::folder(blueprint, settings)),
-        }
-        command.arg("--provider-option").arg(option);
-    }
-    reach(host.provider, settings, &mut command);
-    if host.calibrate {
-        command.arg("--calibrate");
-    }
-    if host.provider == Provider::Cpu {
-        command.arg("--nice").arg(settings.worker_nice.to_string());
-    }
-    if !member.cpus.is_empty() {
-        let list: Vec<String> = member.cpus.iter().map(usize::to_string).collect();
-        command.arg("--cpu-list").arg(list.join(","));
-    }
-    command
-}
-
 /// Gives a worker the environment that it needs, and nothing else of ours.
 fn environment(provider: Provider, cache: &Path, command: &mut Command) {
     command.env_clear();
@@ -277,20 +217,6 @@ fn environment(provider: Provider, cache: &Path, command: &mut Command) {
         command.env("CUDA_DEVICE_ORDER", "PCI_BUS_ID");
         let compiled = cache.join("drivers");
         command.envs(DRIVER_CACHES.map(|name| (name, &compiled)));
-    }
-}
-
-/// Tells a worker all that it may reach: nothing, unless others compute for it.
-fn reach(provider: Provider, settings: &Settings, command: &mut Command) {
-    if provider != Provider::Remote {
-        return;
-    }
-    let endpoints = fleet::endpoints(settings);
-    for endpoint in &endpoints {
-        command.arg("--tcp-port").arg(endpoint.port.to_string());
-    }
-    if endpoints.iter().any(fleet::Endpoint::is_named) {
-        command.arg("--look-up-names");
     }
 }
 
@@ -316,6 +242,7 @@ mod tests {
     use super::super::costs;
     use super::*;
     use crate::settings::Sources;
+    use crate::settings::options::Told;
 
     fn crew(flags: &[(&str, &str)], cpus: &[usize]) -> Crew {
         let settings = settings(flags);
@@ -353,8 +280,8 @@ mod tests {
         let settings = Settings { workers_per_device: Some(1), ..costs::tests::settings(&root) };
         let mut blueprint = costs::tests::blueprint();
         (blueprint.host.devices, blueprint.host.calibrate) = (vec![0, 1], true);
-        let commands = WorkerProgram::this().commands(&blueprint, &settings);
-        let calibrates = |number| commands(number).get_args().any(|word| word == "--calibrate");
+        let configs = blueprint.configs(&settings);
+        let calibrates = |number| configs(number).backend.calibrate;
         assert_eq!([0, 1, 2].map(calibrates), [true, true, false], "the third is in reserve");
     }
 

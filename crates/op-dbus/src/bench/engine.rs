@@ -4,7 +4,7 @@
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use op_dbus_daemon::service::{self, Spawner, WorkerProgram};
+use op_dbus_daemon::service::{self, Spawner};
 use op_dbus_daemon::settings::{Loaded, Provider};
 use op_dbus_embedder::backend::Spec;
 
@@ -87,11 +87,10 @@ impl Local {
 fn spawner(device: &Arc<OnceLock<Spec>>) -> Spawner {
     let device = device.clone();
     Arc::new(move |blueprint, settings| {
-        let commands = WorkerProgram::this().commands(blueprint, settings);
+        let configs = blueprint.configs(settings);
         if !matches!(blueprint.host.provider, Provider::Cpu | Provider::Remote) {
-            // What can't be read is told when it is loaded.
-            worker::spec_of(&commands(0)).into_iter().for_each(|spec| drop(device.set(spec)));
+            device.get_or_init(|| configs(0).backend);
         }
-        Box::new(move |number| worker::in_process(&commands(number)))
+        Box::new(move |number| worker::in_process(&configs(number)))
     })
 }

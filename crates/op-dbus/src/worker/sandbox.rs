@@ -16,8 +16,8 @@ use std::fs::File;
 
 use landlock::LandlockStatus;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use op_dbus_daemon::service::WorkerConfig;
 
-use super::Args;
 use crate::dumps;
 
 /// Files that are open at once: a driver opens some dozens for each device. Beyond this number
@@ -39,15 +39,15 @@ pub struct Sandbox {
 
 /// Confines this process, which must not have a second thread yet: a thread confines itself and those
 /// that it starts.
-pub fn confine(args: &Args) -> Sandbox {
-    limit(args.memory_max);
+pub fn confine(config: &WorkerConfig) -> Sandbox {
+    limit(config.memory_max);
     let process = File::open("/proc/self").ok();
     let (mut enforced, mut lacking) = (Vec::new(), Vec::new());
-    let places = places::of(args);
+    let places = places::of(config);
     let needs = calls::Needs {
         programs: places.programs,
-        placing: places::by_libraries(args),
-        network: places::network(args),
+        placing: places::by_libraries(&config.backend),
+        network: places::network(config),
     };
     match files::restrict(places) {
         Ok(LandlockStatus::Available { effective_abi, .. }) => {

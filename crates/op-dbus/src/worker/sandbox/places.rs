@@ -6,9 +6,10 @@
 
 use std::path::{Path, PathBuf};
 
+use op_dbus_daemon::service::WorkerConfig;
+use op_dbus_embedder::backend::{CPU, CpuEngine, REMOTE, Spec};
 use op_dbus_models::runtime;
 
-use super::super::{Args, CPU, CpuEngine, REMOTE};
 use super::calls::Network;
 
 /// About the process, its CPUs and its memory: read by the C and the Rust library as well.
@@ -99,30 +100,30 @@ pub struct Places {
     pub programs: bool,
 }
 
-/// The places of a worker with this command line.
-pub fn of(args: &Args) -> Places {
+/// The places of a worker that is told `config`.
+pub fn of(config: &WorkerConfig) -> Places {
+    let spec = &config.backend;
     let mut places = Places {
         read: PROCESS.iter().map(PathBuf::from).collect(),
         // Its model's folder in the cache, and no other's. What others' libraries write is in here as well: the
         // daemon sets TMPDIR to it.
-        write: vec![args.cache_dir.clone()],
+        write: vec![spec.cache_dir.clone()],
         nodes: vec![PathBuf::from("/dev/null")],
         ports: Vec::new(),
         programs: false,
     };
-    places.read.push(args.model_dir.join(&args.model));
-    if args.provider == REMOTE {
-        return elsewhere(args, places);
+    places.read.push(spec.model_dir.join(&spec.model));
+    if spec.provider == REMOTE {
+        return elsewhere(config, places);
     }
-    let on_the_cpu = args.provider == CPU;
-    if !by_libraries(args) {
+    if !by_libraries(spec) {
         return places;
     }
     places.read.extend(LIBRARIES.iter().map(PathBuf::from));
-    places.read.push(runtime::beside(&args.model_dir));
-    let own = [Some(PathBuf::from(&args.runtime)), args.provider_library.clone()];
-    places.read.extend(own.into_iter().flatten().filter_map(|path| folder_of(&path)));
-    if on_the_cpu {
+    places.read.push(runtime::beside(&spec.model_dir));
+    let own = [Some(&spec.runtime), spec.provider_library.as_ref()];
+    places.read.extend(own.into_iter().flatten().filter_map(|path| folder_of(path)));
+    if spec.provider == CPU {
         // ONNX Runtime looks there for what else could compute.
         places.read.push(PathBuf::from("/sys/bus/pci/devices"));
         return places;
@@ -130,7 +131,7 @@ pub fn of(args: &Args) -> Places {
     places.read.extend(DRIVERS.iter().map(PathBuf::from));
     // NVIDIA's driver names its threads there, and does not start if it can't.
     places.nodes.push(PathBuf::from("/proc/self"));
-    let nodes = match args.provider.as_str() {
+    let nodes = match spec.provider.as_str() {
         "cuda" | "tensorrt" => NVIDIA,
         "openvino" => OPENVINO,
         "migraphx" => ROCM,
@@ -138,7 +139,7 @@ pub fn of(args: &Args) -> Places {
         _ => VULKAN,
     };
     places.nodes.extend(nodes_in(Path::new("/dev"), nodes));
-    if args.provider == "migraphx" {
+    if spec.provider == "migraphx" {
         // It compiles kernels for the device with a program of its own, and ROCm's processes share
         // what they know of the devices.
         places.programs = true;
@@ -147,32 +148,33 @@ pub fn of(args: &Args) -> Places {
     places
 }
 
-/// Whether libraries of others compute in a worker with this command line.
-pub fn by_libraries(args: &Args) -> bool {
-    match args.provider.as_str() {
+/// Whether libraries of others compute in a worker with this backend.
+pub fn by_libraries(spec: &Spec) -> bool {
+    match spec.provider.as_str() {
         REMOTE => false,
-        CPU => matches!(args.cpu_engine, CpuEngine::Ort),
+        CPU => spec.cpu_engine == CpuEngine::Ort,
         _ => true,
     }
 }
 
 /// What a worker needs beside the model whose batches others compute: nothing to write, and no library
 /// but those by which names are looked up.
-fn elsewhere(args: &Args, mut places: Places) -> Places {
+fn elsewhere(config: &WorkerConfig, mut places: Places) -> Places {
     places.write.clear();
-    places.ports.clone_from(&args.tcp_port);
-    let named = args.provider_option.iter().filter(|(key, _)| REMOTE_FILES.contains(&key.as_str()));
+    places.ports.clone_from(&config.tcp_ports);
+    let options = config.backend.provider_options.iter();
+    let named = options.filter(|(key, _)| REMOTE_FILES.contains(&key.as_str()));
     places.read.extend(named.map(|(_, path)| PathBuf::from(path)));
-    if args.look_up_names {
+    if config.look_up_names {
         places.read.extend(NAMES.iter().chain(LIBRARIES).map(PathBuf::from));
         places.ports.push(NAMES_PORT);
     }
     places
 }
 
-/// Whom a worker with this command line may connect to.
-pub fn network(args: &Args) -> Network {
-    match (args.provider.as_str(), args.look_up_names) {
+/// Whom a worker that is told `config` may connect to.
+pub fn network(config: &WorkerConfig) -> Network {
+    match (config.backend.provider.as_str(), config.look_up_names) {
         ("cuda" | "tensorrt", _) => Network::NoneListening,
         (REMOTE, false) => Network::Tcp,
         (REMOTE, true) => Network::TcpByName,
@@ -202,29 +204,32 @@ fn nodes_in(folder: &Path, prefixes: &[&str]) -> Vec<PathBuf> {
 
 #[cfg(test)]
 mod tests {
-    use std::process::Command;
+    use op_dbus_embedder::backend::CpuEngine::{Native, Ort};
 
     use super::*;
-    use crate::worker::read;
 
-    fn args(provider: &str, engine: &str, more: &[&str]) -> Args {
-        let line = format!(
-            "worker --model-dir /m/models --model tiny --space s --max-input-tokens 48 --cache-dir /c \
-             --runtime /bin/sh --cpu-engine {engine} --cpu-isa auto --provider {provider} --precision auto \
-             --batch-tokens-max 512 --batch-rows-max 512"
-        );
-        read(Command::new("op-dbus").args(line.split(' ')).args(more)).unwrap()
+    fn config(provider: &str, cpu_engine: CpuEngine) -> WorkerConfig {
+        let backend = Spec {
+            model_dir: "/m/models".into(),
+            model: "tiny".to_owned(),
+            cache_dir: "/c".into(),
+            runtime: "/bin/sh".into(),
+            cpu_engine,
+            provider: provider.to_owned(),
+            ..Spec::default()
+        };
+        WorkerConfig { backend, ..WorkerConfig::default() }
     }
 
-    fn places(provider: &str, engine: &str) -> Places {
-        of(&args(provider, engine, &[]))
+    fn places(provider: &str, cpu_engine: CpuEngine) -> Places {
+        of(&config(provider, cpu_engine))
     }
 
     #[test]
     fn who_has_a_network_has_nothing_else() {
-        let option = ["--provider-option", "ca_file=/etc/ours.pem"];
-        let more = [["--tcp-port", "8000"], ["--tcp-port", "443"], option].concat();
-        let remote = args("remote", "ort", &more);
+        let mut remote = WorkerConfig { tcp_ports: vec![8000, 443], ..config("remote", Ort) };
+        let file = ("ca_file".to_owned(), "/etc/ours.pem".to_owned());
+        remote.backend.provider_options.push(file);
         assert_eq!(network(&remote), Network::Tcp);
         let places = of(&remote);
         assert_eq!((&places.write[..], &places.ports[..]), (&[][..], &[8000, 443][..]));
@@ -232,13 +237,14 @@ mod tests {
         for path in ["/etc/resolv.conf", "/usr/lib/libc.so", "/m/runtime/x.so", "/c/drivers"] {
             assert!(!reads(&places, path), "{path}");
         }
-        let named = args("remote", "ort", &[&more[..], &["--look-up-names"]].concat());
+        let named = WorkerConfig { look_up_names: true, ..remote };
         assert_eq!(network(&named), Network::TcpByName);
         let places = of(&named);
         assert_eq!(places.ports, [8000, 443, 53]);
         assert!(reads(&places, "/etc/resolv.conf") && !reads(&places, "/etc/passwd"));
         for provider in ["cpu", "cuda", "webgpu"] {
-            let other = args(provider, "ort", &["--tcp-port", "8000", "--look-up-names"]);
+            let own = config(provider, Ort);
+            let other = WorkerConfig { tcp_ports: vec![8000], look_up_names: true, ..own };
             let expected = match provider {
                 "cuda" => Network::NoneListening,
                 _ => Network::None,
@@ -254,14 +260,14 @@ mod tests {
 
     #[test]
     fn who_computes_without_libraries_places_no_thread_by_number() {
-        let by = |provider, engine| by_libraries(&args(provider, engine, &[]));
-        assert!(!by("cpu", "native") && !by("cpu", "sim") && !by("remote", "ort"));
-        assert!(by("cpu", "ort") && by("cuda", "native"));
+        let by = |provider, cpu_engine| by_libraries(&config(provider, cpu_engine).backend);
+        assert!(!by("cpu", Native) && !by("remote", Ort));
+        assert!(by("cpu", Ort) && by("cuda", Native));
     }
 
     #[test]
     fn our_own_engine_reads_no_library() {
-        let native = places("cpu", "native");
+        let native = places("cpu", Native);
         assert!(reads(&native, "/m/models/tiny/model.safetensors"));
         for path in ["/m/models/other/model.safetensors", "/usr/lib/libc.so", "/m/runtime/x.so"] {
             assert!(!reads(&native, path), "{path}");
@@ -270,21 +276,19 @@ mod tests {
 
     #[test]
     fn the_cpu_has_no_device_and_nobody_the_files_of_users() {
-        for (provider, engine) in
-            [("cpu", "native"), ("cpu", "ort"), ("ggml", "ort"), ("cuda", "ort")]
-        {
+        for (provider, engine) in [("cpu", Native), ("cpu", Ort), ("ggml", Ort), ("cuda", Ort)] {
             let places = places(provider, engine);
             assert_eq!(places.write, [Path::new("/c")], "{provider}");
             for path in ["/etc/passwd", "/var/lib/x", "/proc/1/environ", "/run/dbus/x", "/tmp/x"] {
-                assert!(!reads(&places, path), "{provider}, {engine}: {path}");
+                assert!(!reads(&places, path), "{provider}, {engine:?}: {path}");
             }
             if provider == "cpu" {
-                assert_eq!(places.nodes, [Path::new("/dev/null")], "{engine}");
+                assert_eq!(places.nodes, [Path::new("/dev/null")], "{engine:?}");
             }
             assert!(!places.programs, "{provider}");
         }
-        assert!(reads(&places("cpu", "ort"), "/m/runtime/onnxruntime-1/x.so"));
-        assert!(places("migraphx", "ort").programs);
+        assert!(reads(&places("cpu", Ort), "/m/runtime/onnxruntime-1/x.so"));
+        assert!(places("migraphx", Ort).programs);
     }
 
     #[test]
