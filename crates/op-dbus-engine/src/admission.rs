@@ -73,17 +73,22 @@ pub(crate) fn tokens_of_memory(bytes: usize) -> usize {
     bytes / BYTES_PER_TOKEN_MAX
 }
 
-/// Tokens that a text of `bytes` may take at most: tokenizers rarely make more than one of a byte.
-pub(crate) fn cost(bytes: usize, truncate: Truncate, specials: usize, input_max: usize) -> usize {
-    let whole = bytes.saturating_add(specials);
-    let tokens = match truncate {
+/// Tokens that are computed of a text of `bytes` at most: tokenizers rarely make more than one of a byte.
+pub(crate) fn work(bytes: usize, truncate: Truncate, specials: usize, input_max: usize) -> usize {
+    match truncate {
         Truncate::Mean => {
             let windows = bytes / input_max.saturating_sub(specials).max(1) + 1;
             bytes.saturating_add(windows.saturating_mul(specials))
         }
-        Truncate::Error | Truncate::End | Truncate::Start => whole.min(input_max),
-    };
-    tokens.max(tokens_of_memory(bytes))
+        Truncate::Error | Truncate::End | Truncate::Start => {
+            bytes.saturating_add(specials).min(input_max)
+        }
+    }
+}
+
+/// Tokens that it counts as against the bounds.
+pub(crate) fn cost(bytes: usize, truncate: Truncate, specials: usize, input_max: usize) -> usize {
+    work(bytes, truncate, specials, input_max).max(tokens_of_memory(bytes))
 }
 
 impl Admission {
@@ -190,15 +195,22 @@ impl Permit {
         self
     }
 
-    /// Some texts that were counted as so many tokens have `real` ones, and hold the memory of `held`: gives the others
-    /// back early.
-    pub fn settle(&mut self, counted: usize, real: usize, held: usize) {
-        let tokens = counted.saturating_sub(real).min(self.tokens);
+    /// Some texts that were to have `work` tokens at most have `real` ones, and of the `room` that they counted as they
+    /// hold as much as `held`: gives the rest back early. Where the work `is_exact` it tells nothing of other texts.
+    pub fn settle(
+        &mut self,
+        (work, real): (usize, usize),
+        (room, held): (usize, usize),
+        is_exact: bool,
+    ) {
+        let tokens = work.saturating_sub(real).min(self.tokens);
         self.tokens -= tokens;
-        let room = counted.saturating_sub(held).min(self.held);
+        let room = room.saturating_sub(held).min(self.held);
         self.held -= room;
         let mut state = self.admission.lock();
-        state.token_ratio.note(counted, real);
+        if !is_exact {
+            state.token_ratio.note(work, real);
+        }
         state.release(self.uid, self.class, tokens);
         drop(state);
         self.admission.give_back(self.uid, room);

@@ -72,6 +72,11 @@ impl BackendError {
     pub(crate) fn is_loss(&self) -> bool {
         matches!(self, Self::Lost(_) | Self::Killed(_) | Self::Load { .. })
     }
+
+    /// Whether it is the backend's own, or its batch's: others than these may kill it, or fill its memory.
+    pub(crate) fn is_its_own(&self) -> bool {
+        !matches!(self, Self::Killed(_) | Self::OutOfMemory(_))
+    }
 }
 
 /// What stands in the way of a backend's start.

@@ -266,14 +266,15 @@ impl Inner {
         });
         let is_kept = |index: usize| lookup.as_ref().is_some_and(|l| l.found[index].is_some());
         let waits = !lookup.as_ref().is_some_and(Lookup::is_whole);
-        let mut claim = Claim::new(call.uid, 0, call.class(&self.limits));
+        let none = Claim::new(call.uid, 0, call.class(&self.limits));
+        let mut claim = Claim { is_exact: T::IS_EXACT, ..none };
         for (index, input) in inputs.iter().enumerate() {
             let (room, work) = match is_kept(index) {
                 // Its vector takes room in the reply, and its text while others are computed.
                 true => (tokens_of_memory(input.bytes() * usize::from(waits)).max(1), 0),
                 false => {
-                    let cost = input.cost(call.truncate, &self.preparer.tokenizer);
-                    (cost, cost)
+                    let tokenizer = &self.preparer.tokenizer;
+                    (input.cost(call.truncate, tokenizer), input.work(call.truncate, tokenizer))
                 }
             };
             claim.tokens = claim.tokens.saturating_add(room);

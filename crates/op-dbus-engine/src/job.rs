@@ -197,10 +197,10 @@ impl Job {
         }
     }
 
-    /// Some of the texts that the permit has `counted` tokens for have `real` ones, and hold the memory of `held`.
-    pub fn settle(&self, counted: usize, real: usize, held: usize) {
+    /// What some of the texts have and hold of what the permit has for them, as [`Permit::settle`] takes it.
+    pub fn settle(&self, tokens: (usize, usize), room: (usize, usize), is_exact: bool) {
         if let Some(permit) = self.lock().permit.as_mut() {
-            permit.settle(counted, real, held);
+            permit.settle(tokens, room, is_exact);
         }
     }
 

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::{mpsc, oneshot};
 
-use crate::admission::{cost, tokens_of_memory};
+use crate::admission::{tokens_of_memory, work};
 use crate::call::Truncate;
 use crate::error::{Error, Excess};
 use crate::job::{Job, Slot};
@@ -35,10 +35,16 @@ pub(crate) struct Chunk<T> {
 
 /// What rows are made from: a text, or a list of token ids.
 pub(crate) trait Input: Send + 'static {
+    /// Whether its tokens are known before it is looked at.
+    const IS_EXACT: bool = false;
     /// The memory that it takes.
     fn bytes(&self) -> usize;
-    /// Tokens that it may take at most.
-    fn cost(&self, truncate: Truncate, tokenizer: &Tokenizer) -> usize;
+    /// Tokens that are computed of it at most.
+    fn work(&self, truncate: Truncate, tokenizer: &Tokenizer) -> usize;
+    /// Tokens that it counts as: what is cut off takes memory while it waits.
+    fn cost(&self, truncate: Truncate, tokenizer: &Tokenizer) -> usize {
+        self.work(truncate, tokenizer).max(tokens_of_memory(self.bytes()))
+    }
     /// Hashes all of it, and of which kind it is.
     fn hash(&self, hasher: &mut impl Hasher);
     /// Whether making its rows may take much memory.
@@ -60,8 +66,8 @@ impl Input for String {
         self.len()
     }
 
-    fn cost(&self, truncate: Truncate, tokenizer: &Tokenizer) -> usize {
-        cost(self.len(), truncate, tokenizer.specials(), tokenizer.max_input_tokens())
+    fn work(&self, truncate: Truncate, tokenizer: &Tokenizer) -> usize {
+        work(self.len(), truncate, tokenizer.specials(), tokenizer.max_input_tokens())
     }
 
     fn hash(&self, hasher: &mut impl Hasher) {
@@ -83,15 +89,14 @@ impl Input for String {
 }
 
 impl Input for Vec<u32> {
+    const IS_EXACT: bool = true;
+
     fn bytes(&self) -> usize {
         size_of_val(self.as_slice())
     }
 
-    fn cost(&self, truncate: Truncate, tokenizer: &Tokenizer) -> usize {
-        // Ids that are cut off take memory as a text of their size does.
-        let as_text = cost(self.bytes(), Truncate::End, 0, 0);
-        let tokens = cost(self.len(), truncate, tokenizer.specials(), tokenizer.max_input_tokens());
-        tokens.max(as_text)
+    fn work(&self, truncate: Truncate, tokenizer: &Tokenizer) -> usize {
+        work(self.len(), truncate, tokenizer.specials(), tokenizer.max_input_tokens())
     }
 
     fn hash(&self, hasher: &mut impl Hasher) {
@@ -189,7 +194,8 @@ impl Preparer {
         let truncate = job.terms.truncate;
         let mut entries = Vec::with_capacity(inputs.len());
         let mut finished = None;
-        let (mut counted, mut real, mut held) = (0, 0, 0);
+        // What was expected, and what there is.
+        let (mut tokens, mut room) = ((0, 0), (0, 0));
         for (input, index) in inputs.iter().zip(*first..) {
             let now_us = clock.now_us();
             if !job.is_alive(now_us) {
@@ -203,12 +209,13 @@ impl Preparer {
                 Ok(encoded) => encoded,
                 Err(error) => return job.fail(error.of_text(index as usize)),
             };
-            let tokens: usize = encoded.windows.iter().map(|w| w.ids.len()).sum();
+            let real: usize = encoded.windows.iter().map(|w| w.ids.len()).sum();
+            let work = input.work(truncate, &self.tokenizer);
+            tokens = (tokens.0 + work, tokens.1 + real.min(work));
             let cost = input.cost(truncate, &self.tokenizer);
-            counted += cost;
-            real += tokens.min(cost);
             // Whoever calls keeps a text that was cut, in the message that it came with, until the reply.
-            held += tokens.max(tokens_of_memory(input.bytes())).min(cost);
+            let held = real.max(tokens_of_memory(input.bytes())).min(cost);
+            room = (room.0 + cost, room.1 + held);
             job.tokenized(index, &encoded.windows, encoded.truncated);
             for (window, at) in encoded.windows.into_iter().zip(0..) {
                 entries.push(queue::Entry {
@@ -217,6 +224,7 @@ impl Preparer {
                     tokens: window.ids.len(),
                     enqueued_us: now_us,
                     failed_on: None,
+                    lost: false,
                     missed: 0,
                     item: Row {
                         job: Arc::clone(job),
@@ -226,7 +234,7 @@ impl Preparer {
                 });
             }
         }
-        job.settle(counted, real, held);
+        job.settle(tokens, room, T::IS_EXACT);
         // A push has unloaded workers load again, which nothing needs.
         if !entries.is_empty() {
             self.scheduler.push(entries);

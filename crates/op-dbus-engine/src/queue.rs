@@ -34,6 +34,8 @@ pub(crate) struct Entry<T> {
     /// The worker on which a batch with this entry failed: it may be what the batch failed of, so it
     /// is run once more without neighbours.
     pub failed_on: Option<usize>,
+    /// Whether the backend was lost with it there, by itself.
+    pub lost: bool,
     /// How many workers had ended before they read a batch with this entry.
     pub missed: u32,
     pub item: T,

@@ -56,8 +56,6 @@ struct Worker {
     /// Batches lost of late: until it has computed so many.
     losses: u32,
     forgets_at: u64,
-    /// Whether it lost the last one by itself.
-    lost_by_itself: bool,
     /// Whether it was given up and then unloaded, and has not proved itself since.
     was_given_up: bool,
     /// What it is asked for and has not done yet.
@@ -72,7 +70,7 @@ struct Worker {
     measures: bool,
     /// What it gave back in all, and had left when it last did.
     footprint: Footprint,
-    /// Tokens of the largest batch that it ran.
+    /// Tokens of the largest batch that its backend ran.
     largest: usize,
     /// Bytes that batches moved to and from its devices, and their tokens.
     moved: (u64, u64),
@@ -271,6 +269,7 @@ impl Registry {
         // One that is loaded has proved itself, and has nothing to give back.
         worker.orders.clear();
         worker.footprint.resident = 0;
+        worker.largest = 0;
         worker.status.restarts += 1;
         worker.status.memory = MemoryUse::default();
         worker.status.last_error = Some(error.to_string());
@@ -306,6 +305,7 @@ impl Registry {
         worker.orders.clear();
         (worker.load_failures, worker.load_failures_us, worker.losses) = (0, 0, 0);
         worker.footprint.resident = 0;
+        worker.largest = 0;
         worker.status.description.pid = 0;
         worker.status.memory = MemoryUse::default();
     }

@@ -174,14 +174,22 @@ impl Scheduler {
         }
     }
 
-    /// Puts rows of a batch that failed on `worker` back, once: the failure may be theirs.
-    pub fn try_again(&self, worker: usize, entries: &mut Vec<Entry>, error: &BackendError) {
+    /// Puts rows of a batch that failed on `worker` back, once: the failure may be theirs, and the backend's end where
+    /// that was `lost`.
+    pub fn try_again(
+        &self,
+        worker: usize,
+        entries: &mut Vec<Entry>,
+        error: &BackendError,
+        lost: bool,
+    ) {
         let (mut again, failed): (Vec<_>, Vec<_>) =
             entries.drain(..).partition(|entry| entry.failed_on.is_none());
         fail(failed, &error.clone().into());
-        self.stats.retried(again.len());
-        again.iter_mut().for_each(|entry| entry.failed_on = Some(worker));
-        self.put_back(&mut again);
+        for entry in &mut again {
+            (entry.failed_on, entry.lost) = (Some(worker), lost);
+        }
+        self.put_back_counted(&mut again, |rows| self.stats.retried(rows));
     }
 
     /// Puts rows back that came to a worker which had ended before it read them, and leaves those to which that has
@@ -196,6 +204,11 @@ impl Scheduler {
 
     /// Puts rows of a batch that was not run back, before all others of their users.
     pub fn put_back(&self, entries: &mut Vec<Entry>) {
+        self.put_back_counted(entries, |_| ());
+    }
+
+    /// The same, where `count` is told how many of them somebody waits for, before any is run.
+    fn put_back_counted(&self, entries: &mut Vec<Entry>, count: impl FnOnce(usize)) {
         let mut state = self.lock();
         if let Some(error) = state.refusal() {
             drop(state);
@@ -205,6 +218,7 @@ impl Scheduler {
         let now_us = self.clock.now_us();
         let is_over = |entry: &mut Entry| !entry.item.job.is_alive(now_us);
         let over: Vec<_> = entries.extract_if(.., is_over).collect();
+        count(entries.len());
         for entry in entries.drain(..).rev() {
             state.queue.push_front(entry);
         }

@@ -34,7 +34,7 @@ fn a_user_at_its_quota_does_not_stop_others() {
     let error = admission.admit(claim(1, 5), 10.0).unwrap_err();
     assert!(matches!(error, Error::QuotaExceeded { uid: 1, retry_after_ms: 500, .. }));
     let _other = admission.admit(claim(2, 40), 10.0).unwrap();
-    permit.settle(6, 1, 1);
+    permit.settle((6, 1), (6, 1), false);
     let _more = admission.admit(claim(1, 5), 10.0).unwrap();
     assert_eq!(admission.in_flight(), (3, 100));
 }
@@ -44,7 +44,7 @@ fn a_user_at_its_quota_does_not_stop_others() {
 fn memory_is_no_work() {
     let admission = admission(100, 60);
     let mut permit = admission.admit(claim(1, 50), 1.0).unwrap();
-    permit.settle(50, 5, 40);
+    permit.settle((50, 5), (50, 40), false);
     assert_eq!(admission.in_flight(), (1, 5));
     let error = admission.admit(claim(1, 30), 1.0).unwrap_err();
     assert!(matches!(error, Error::QuotaExceeded { in_flight: 40, .. }), "{error}");
@@ -52,6 +52,22 @@ fn memory_is_no_work() {
     let _in_time = admission.admit(Claim { time, ..claim(1, 20) }, 1.0).unwrap();
     drop(permit);
     let _all = admission.admit(claim(1, 40), 1.0).unwrap();
+}
+
+/// As of lists of token ids, beside texts that have a quarter of what they were counted as.
+#[test]
+fn what_is_exact_is_taken_as_it_is_and_tells_nothing_of_what_is_guessed() {
+    let admission = admission(10_000, 10_000);
+    let mut texts = admission.admit(claim(1, 100), 1.0).unwrap();
+    texts.settle((100, 25), (100, 25), false);
+    let mut lists = admission.admit(claim(2, 900), 1.0).unwrap();
+    lists.settle((900, 900), (900, 900), true);
+    // 750 tokens are planned with.
+    let time = Some(Time { left: Duration::from_secs(10), tokens_per_s: 100.0 });
+    let next = Claim { time, ..claim(3, 400) };
+    let exact = admission.admit(Claim { is_exact: true, ..next }, 1.0);
+    assert!(matches!(exact, Err(Error::Late { needed: 400, before: 425, .. })), "{exact:?}");
+    admission.admit(next, 1.0).unwrap();
 }
 
 /// A long call would else keep others out for its first texts until its last.
@@ -90,7 +106,7 @@ async fn engines_have_their_bounds_together() {
     // Who waits for room in one is told of what is given back in the other.
     let waiting = tokio::spawn(async move { other.admit_when_free(claim(1, 20)).await });
     tokio::task::yield_now().await;
-    first.settle(40, 10, 10);
+    first.settle((40, 10), (40, 10), false);
     let third = waiting.await.unwrap().unwrap();
     drop((first, second, third));
     one.admit(claim(1, 60), 1.0).unwrap();
@@ -168,5 +184,6 @@ fn a_text_costs_what_it_may_become() {
     assert_eq!(cost(10, Truncate::End, 2, 256), 12);
     assert_eq!(cost(4096, Truncate::End, 2, 256), 256);
     assert_eq!(cost(1 << 20, Truncate::End, 2, 256), 1 << 15);
+    assert_eq!(work(1 << 20, Truncate::End, 2, 256), 256, "what is cut off is not computed");
     assert_eq!(cost(508, Truncate::Mean, 2, 256), 508 + 3 * 2);
 }

@@ -17,8 +17,10 @@ pub(crate) struct Claim {
     pub uid: u32,
     /// Against the bounds.
     pub tokens: usize,
-    /// Those of them that are to be computed.
+    /// Those that are to be computed at most.
     pub work: usize,
+    /// Whether it will be all of these, as of token ids.
+    pub is_exact: bool,
     pub class: Priority,
     /// Until its deadline, if it has one and how fast its turn comes is known.
     pub time: Option<Time>,
@@ -95,7 +97,7 @@ impl Share {
 impl Claim {
     /// A claim on room alone.
     pub fn new(uid: u32, tokens: usize, class: Priority) -> Self {
-        Self { uid, tokens, work: tokens, class, time: None }
+        Self { uid, tokens, work: tokens, is_exact: false, class, time: None }
     }
 
     /// Refuses what would not be done in its time behind what is in flight. What is alone is always tried:
@@ -105,7 +107,7 @@ impl Claim {
         by_uid: &HashMap<u32, Share>,
         ratio: TokenRatio,
     ) -> Result<(), Error> {
-        let needed = ratio.expected(self.work);
+        let needed = if self.is_exact { self.work } else { ratio.expected(self.work) };
         let before = self.before(by_uid, needed);
         let Some(Time { left, tokens_per_s }) = self.time.filter(|time| !time.left.is_zero())
         else {

@@ -122,7 +122,7 @@ impl Worker {
                 "{device} refused a batch of {rows} rows, each of which is tried alone: {why}"
             );
         }
-        self.shared.scheduler.try_again(worker, batch, error);
+        self.shared.scheduler.try_again(worker, batch, error, false);
     }
 
     /// The backend is gone. What it had not read is no try of the texts.
@@ -169,9 +169,9 @@ impl Worker {
     fn lose_batch(&self, batch: &mut Vec<Entry>, error: &BackendError) {
         let (scheduler, worker) = (&self.shared.scheduler, self.id.index);
         // Before anybody is told, who asks then whether there is hope.
-        let failed_on = batch.iter().find_map(|entry| entry.failed_on);
-        scheduler.change(|registry| registry.lost_batch(worker, failed_on, error));
-        scheduler.try_again(worker, batch, error);
+        let lost_on = batch.iter().find(|entry| entry.lost).and_then(|entry| entry.failed_on);
+        scheduler.change(|registry| registry.lost_batch(worker, lost_on, error));
+        scheduler.try_again(worker, batch, error, error.is_its_own());
     }
 }
 

@@ -19,7 +19,8 @@ struct Item {
 }
 
 fn entry(uid: u32, class: Priority, tokens: usize, item: Item) -> Entry<Item> {
-    Entry { uid, class, tokens, enqueued_us: item.number as u64, failed_on: None, missed: 0, item }
+    let (failed_on, lost, missed) = Default::default();
+    Entry { uid, class, tokens, enqueued_us: item.number as u64, failed_on, lost, missed, item }
 }
 
 fn simple(uid: u32, class: Priority, tokens: usize) -> Entry<Item> {

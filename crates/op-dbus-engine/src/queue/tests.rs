@@ -8,7 +8,8 @@ fn queue(entries: usize) -> Queue<usize> {
     for item in 0..entries {
         let (uid, class) = (1, Priority::Bulk);
         let tokens = 10 + item;
-        queue.push(Entry { uid, class, tokens, enqueued_us: 0, failed_on: None, missed: 0, item });
+        let (failed_on, lost, missed) = Default::default();
+        queue.push(Entry { uid, class, tokens, enqueued_us: 0, failed_on, lost, missed, item });
     }
     queue
 }

@@ -75,28 +75,21 @@ impl Registry {
         others.any(|other| other.pool == own.pool && other.is_there())
     }
 
-    /// A worker was lost with a batch, whose text had failed before on `failed_on`.
-    pub fn lost_batch(&mut self, worker: usize, failed_on: Option<usize>, error: &BackendError) {
-        // Somebody who kills it, or others who fill its memory, are soon forgotten.
-        let is_its_own = !matches!(error, BackendError::Killed(_) | BackendError::OutOfMemory(_));
+    /// A worker was lost with a batch, with whose text the worker `lost_on` was lost before, by itself.
+    pub fn lost_batch(&mut self, worker: usize, lost_on: Option<usize>, error: &BackendError) {
         let Some(lost) = self.workers.get_mut(worker) else { return };
         lost.losses += 1;
         lost.forgets_at = lost.forgets_at.max(lost.status.batches + 1);
         lost.status.last_error = Some(error.to_string());
-        let pool = lost.pool;
-        // It may have failed there with one that somebody killed.
-        let lost_it =
-            |it: &usize| self.workers[*it].pool == pool && self.workers[*it].lost_by_itself;
-        let failed_on = failed_on.filter(lost_it);
-        let lost = &mut self.workers[worker];
-        lost.lost_by_itself = is_its_own;
-        if !is_its_own {
+        // Somebody who kills it, or others who fill its memory, are soon forgotten.
+        if !error.is_its_own() {
             return;
         }
         lost.forgets_at = lost.status.batches + FORGETS;
-        let Some(failed_on) = failed_on else { return };
+        let pool = lost.pool;
+        let Some(lost_on) = lost_on.filter(|it| self.workers[*it].pool == pool) else { return };
         // The text fails, or the pool: whoever takes its place tells. What two pools fail, neither is left for.
-        for index in [failed_on, worker] {
+        for index in [lost_on, worker] {
             let Worker { losses, forgets_at, status, .. } = &mut self.workers[index];
             *losses = (*losses).max(self.pools[pool].losses_max.unwrap_or_default());
             *forgets_at = status.batches + FORGETS;

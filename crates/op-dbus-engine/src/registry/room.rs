@@ -250,4 +250,20 @@ mod tests {
         }
         assert_eq!(trimmed.set_free("gpu:0", Some(2_000)), [(0, false)]);
     }
+
+    #[test]
+    fn what_a_backend_takes_is_not_told_by_the_batches_of_the_one_before() {
+        let ends: [fn(&mut Registry); 2] =
+            [|all| all.lost(0, &BackendError::Lost("on purpose".into())), |all| all.unloaded(0)];
+        for end in ends {
+            let mut registry = registry(MemoryUse::default());
+            end(&mut registry);
+            registry.loaded(0, loaded(0));
+            // An eighth of the largest that the one before ran.
+            let arena = ArenaUse { bytes: 500, in_use: 0, in_use_max: 500, hits: 0, misses: 1 };
+            let memory = MemoryUse { arena: Some(arena), ..MemoryUse::default() };
+            registry.ran(0, &Batch { ids: &[1; 64], lengths: &[64] }, (1, true), memory);
+            assert_eq!(registry.workers[0].takes(TOKENS), Some(4_000));
+        }
+    }
 }

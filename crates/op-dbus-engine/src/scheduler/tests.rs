@@ -1,5 +1,6 @@
 //! What workers would be told, without any.
 
+mod again;
 mod checks;
 
 use std::cell::Cell;
@@ -96,6 +97,7 @@ fn entries(scheduler: &Scheduler, job: &Arc<Job>, class: Priority, rows: usize) 
         tokens: TOKENS,
         enqueued_us: scheduler.clock.now_us(),
         failed_on: None,
+        lost: false,
         missed: 0,
         item: Row { job: Arc::clone(job), slot: Slot { text, window: 0 }, ids: [7; TOKENS].into() },
     };

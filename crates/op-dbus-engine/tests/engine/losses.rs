@@ -1,5 +1,6 @@
 //! Workers that prove themselves and lose batches: when they are given up.
 
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use op_dbus_engine::sim::Faults;
@@ -98,6 +99,20 @@ async fn a_text_that_is_lost_once_by_the_device_itself_gives_nobody_up() {
     let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
     // The one that it is lost with the second time fails.
     assert!(engine.embed(call(1, &texts)).await.is_err());
+    assert!(!engine.is_failing());
+}
+
+/// Its worker was lost before as well, long ago and with another one.
+#[tokio::test]
+async fn a_text_that_is_refused_and_then_lost_gives_nobody_up() {
+    // After the text is refused, 46 is the engine's own and 47 the text alone.
+    let refuses = Faults { fail_on_batch: Some(45), ..dies_on_batch(47) };
+    let faults = Mutex::new([dies_on_batch(2), refuses].into_iter());
+    let engine =
+        replaceable(Box::new(move |_| sim(faults.lock().unwrap().next().unwrap_or_default())));
+    let error = embed(&engine, 60).await.unwrap_err();
+    assert!(matches!(error, Error::WorkerFailed(_)), "{error:?}");
+    assert_eq!(engine.descriptions()[0].batches, 43);
     assert!(!engine.is_failing());
 }
 

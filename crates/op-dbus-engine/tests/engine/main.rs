@@ -6,6 +6,7 @@ mod around;
 mod cache;
 mod calls;
 mod costs;
+mod deadlines;
 mod faults;
 mod limits;
 mod losses;

@@ -15,8 +15,8 @@ impl Input for Text {
         self.0.bytes()
     }
 
-    fn cost(&self, truncate: Truncate, tokenizer: &Tokenizer) -> usize {
-        self.0.cost(truncate, tokenizer)
+    fn work(&self, truncate: Truncate, tokenizer: &Tokenizer) -> usize {
+        self.0.work(truncate, tokenizer)
     }
 
     fn hash(&self, hasher: &mut impl Hasher) {
