@@ -61,6 +61,8 @@ async fn the_service_manager_is_told() -> Outcome {
     daemon.process.signal(Signal::SIGHUP)?;
     let reloading = manager.told("RELOADING=1").await?;
     assert!(reloading.contains("MONOTONIC_USEC="), "{reloading}");
+    // What it loads may take longer than a reload may by itself.
+    manager.told("EXTEND_TIMEOUT_USEC=120000000").await?;
     manager.told("READY=1").await?;
 
     daemon.client().manager.set_vector_level("none").await?;

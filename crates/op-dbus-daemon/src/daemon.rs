@@ -35,9 +35,6 @@ const DRAIN_TIME: Duration = Duration::from_secs(20);
 /// The last replies are on their way by then, also on a busy machine; anything longer is a peer that does not read.
 /// Together with `DRAIN_TIME` it leaves some of the unit's `TimeoutStopSec` for the rest of the end.
 const FLUSH_TIME: Duration = Duration::from_secs(5);
-/// How often the manager is asked for what is left of the time of a start: one message can't ask for more than 71
-/// minutes.
-const EXTEND_EVERY: Duration = Duration::from_secs(60);
 
 /// Why the daemon ends other than by being told to.
 #[derive(Debug, thiserror::Error)]
@@ -261,24 +258,16 @@ async fn load_and_tell(service: Service, refuse: oneshot::Sender<Arc<service::Er
     }
 }
 
-/// Loads the first model, while the manager is told how much longer that may take.
+/// Loads the first model, while the manager is asked for the time that this may take.
 async fn start(service: &Service) -> Option<Arc<service::Error>> {
-    let deadline = {
+    let time_max = {
         // Holds the first engines, and is not to do so for ever.
         let now = service.now();
         notify::status(&now.summary());
-        Instant::now() + start_time_max(now.settings())
+        start_time_max(now.settings())
     };
-    let mut start = pin!(service.start());
-    loop {
-        // A stop has its own time, which this would extend as well.
-        if !matches!(service.now().phase, service::Phase::Draining(_)) {
-            notify::extend_timeout(deadline.saturating_duration_since(Instant::now()));
-        }
-        if let Ok(end) = timeout(EXTEND_EVERY, &mut start).await {
-            return end;
-        }
-    }
+    let stays = || !matches!(service.now().phase, service::Phase::Draining(_));
+    notify::extending(service.start(), time_max, stays).await
 }
 
 /// Signals that come during a reload ask for one more, however many they are.

@@ -1,12 +1,17 @@
 //! What the service manager is told. Without one (`NOTIFY_SOCKET` not set) nothing happens.
 
-use std::time::Duration;
+use std::pin::pin;
+use std::time::{Duration, Instant};
 
 use op_dbus_models::printable;
 use sd_notify::NotifyState;
+use tokio::time::timeout;
 
 /// Bytes of a status that is not cut. systemd drops a whole message of more than 4096 bytes, and READY with it.
 const STATUS_BYTES_MAX: usize = 3900;
+/// How often the manager is asked for more time. What is asked for holds for the watchdog as well, so that it is no more
+/// than until after the next time.
+const EXTEND_EVERY: Duration = Duration::from_secs(60);
 
 /// Calls are answered from now on; `status` is for people.
 pub fn ready(status: &str) {
@@ -31,8 +36,28 @@ pub fn stopping(status: &str) {
     send(&[NotifyState::Stopping, NotifyState::Status(&line(status))]);
 }
 
-/// The start or the stop takes longer: the manager waits this much from now on.
-pub fn extend_timeout(time: Duration) {
+/// Does what a start or a reload waits for, and asks the manager for up to `time_max` of time meanwhile, as long as it
+/// `may_ask`: a stop has its own time, which this would extend as well.
+pub async fn extending<T>(
+    work: impl Future<Output = T>,
+    time_max: Duration,
+    may_ask: impl Fn() -> bool,
+) -> T {
+    let deadline = Instant::now() + time_max;
+    let mut work = pin!(work);
+    loop {
+        if may_ask() {
+            let left = deadline.saturating_duration_since(Instant::now());
+            extend_timeout(left.min(2 * EXTEND_EVERY));
+        }
+        if let Ok(end) = timeout(EXTEND_EVERY, &mut work).await {
+            return end;
+        }
+    }
+}
+
+/// The manager waits this much from now on, if it would not longer.
+fn extend_timeout(time: Duration) {
     let microseconds = u32::try_from(time.as_micros()).unwrap_or(u32::MAX);
     send(&[NotifyState::ExtendTimeoutUsec(microseconds)]);
 }

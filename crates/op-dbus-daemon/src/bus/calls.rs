@@ -161,8 +161,8 @@ impl Calls {
     /// in the bus.
     ///
     /// # Errors
-    /// `TooLarge` before anything is computed; `Overloaded` of a caller that does not read; else what the service
-    /// answers.
+    /// `TooLarge` and `QuotaExceeded` before anything is computed; `Overloaded` then, or of a caller that does not
+    /// read; else what the service answers.
     pub async fn embed<T>(
         &self,
         caller: &Caller,
@@ -172,10 +172,13 @@ impl Calls {
         let Asked { inputs, options, form } = asked;
         let size = (inputs.len(), inputs.bytes());
         let served = self.serving(caller, size, options.level, options.deadline).await?;
-        let count = inputs.len();
+        let (count, length) = (inputs.len(), served.length(&options));
         // It may tell of each that it was cut.
-        let bytes = form.check(count, served.length(&options))? + count * size_of::<u32>();
+        let bytes = form.check(count, length)? + count * size_of::<u32>();
         self.room_on_line(caller, bytes, options.deadline).await?;
+        // The engine makes place for all of them when it takes the call, however little the reply has of them.
+        let vectors = (count * length * size_of::<f32>()) as u64;
+        let vectors = self.budget.vectors(caller.uid, vectors)?;
         let (cancel, deadline): (CancellationToken, _) = (caller.cancel.clone(), options.deadline);
         let request = Request { uid: caller.uid, cancel, inputs, options, wait: false, sink: None };
         let (reply, served) = self.service.embed(served, request).await?;
@@ -191,6 +194,8 @@ impl Calls {
             );
         }
         let reply = make(Embedded { reply, served });
+        // Those that are left are counted with the replies that wait.
+        drop(vectors);
         self.room(caller, Reply::Inline(bytes), deadline).await?;
         Ok(reply)
     }

@@ -9,7 +9,7 @@ use zbus::interface;
 use zbus::message::Header;
 use zbus::{Connection, OwnedFd, OwnedObjectPath};
 
-use super::bulk::{in_time, while_wanted};
+use super::bulk::{Memory, in_time, while_wanted};
 use super::caller::Caller;
 use super::calls::{Asked, Calls};
 use super::facts::Facts;
@@ -93,7 +93,7 @@ impl Embedder {
         options: Given<'_>,
         #[zbus(connection)] connection: &Connection,
         #[zbus(header)] header: Header<'_>,
-    ) -> Result<(OwnedFd, u32, u32, Info), Refusal> {
+    ) -> Result<(Memory, u32, u32, Info), Refusal> {
         let work = async move |calls: Calls, caller| {
             let wanted = options::parse(&options.0, &[option::FORMAT], Instant::now())?;
             calls.embed_to_fd(&caller, texts.all()?, wanted).await
@@ -108,7 +108,7 @@ impl Embedder {
         options: Given<'_>,
         #[zbus(connection)] connection: &Connection,
         #[zbus(header)] header: Header<'_>,
-    ) -> Result<(OwnedFd, u32, u32, Info), Refusal> {
+    ) -> Result<(Memory, u32, u32, Info), Refusal> {
         let work = async move |calls: Calls, caller| {
             let wanted = options::parse(&options.0, option::OF_FDS, Instant::now())?;
             calls.embed_from_fd(&caller, source.into(), wanted).await

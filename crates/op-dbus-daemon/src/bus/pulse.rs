@@ -167,15 +167,12 @@ impl Pulse {
 
 #[cfg(test)]
 mod tests {
-    use std::num::NonZeroUsize;
-    use std::os::unix::net::UnixStream;
     use std::pin::pin;
 
     use futures_util::{FutureExt, StreamExt};
-    use zbus::connection::Builder;
-    use zbus::{Guid, MessageStream};
+    use zbus::MessageStream;
 
-    use super::super::tests::peers;
+    use super::super::tests::{fill, peers, slow_peer};
     use super::*;
 
     fn hasty() -> Arc<Pulse> {
@@ -200,18 +197,9 @@ mod tests {
 
     #[tokio::test]
     async fn a_refusal_counts_until_it_is_sent() {
-        let (near, far) = UnixStream::pair().unwrap();
-        let far = Builder::unix_stream(far).server(Guid::generate()).p2p();
-        let near = Builder::unix_stream(near).p2p().max_queued(NonZeroUsize::MIN);
-        let (server, caller) = tokio::try_join!(far.build(), near.build()).unwrap();
-        let mut unread = MessageStream::from(&caller);
+        let (server, mut unread) = slow_peer().await;
         let call = Message::method_call("/", "Embed").build(&()).unwrap();
-        let fills = Message::signal("/", "a.b", "c").build(&"x".repeat(4 << 20)).unwrap();
-        for _ in 0..4 {
-            let (server, fills) = (server.clone(), fills.clone());
-            tokio::spawn(async move { server.send(&fills).await });
-            tokio::task::yield_now().await;
-        }
+        fill(&server).await;
         let pulse = hasty();
         let header = call.header();
         let mut refusal = pin!(server.reply_dbus_error(&header, pulse.refuse(error(), 7)));

@@ -3,6 +3,7 @@
 mod bulk;
 mod embedding;
 
+use std::num::NonZeroUsize;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
@@ -11,7 +12,7 @@ use op_dbus_api::{EmbedderProxy, Error, ErrorName, ManagerProxy};
 use op_dbus_engine::sim::SimBackend;
 use op_dbus_engine::{Backend, BackendError};
 use zbus::connection::Builder;
-use zbus::{Connection, Guid, MessageStream};
+use zbus::{Connection, Guid, Message, MessageStream};
 
 use super::Objects;
 use crate::devices::Reader;
@@ -19,9 +20,9 @@ use crate::service::{Means, Service, Spawner};
 use crate::settings::{Settings, Sources};
 
 /// Both ends of a socket pair, with the objects on one of them.
-struct Pair {
+pub(super) struct Pair {
     client: Connection,
-    service: Service,
+    pub(super) service: Service,
     _root: tempfile::TempDir,
     _server: Connection,
 }
@@ -64,6 +65,25 @@ pub(super) async fn peers() -> (Connection, Connection) {
     tokio::try_join!(far.build(), Builder::unix_stream(near).p2p().build()).unwrap()
 }
 
+/// A connection of which the other end reads no more than two messages before it is asked for them.
+pub(super) async fn slow_peer() -> (Connection, MessageStream) {
+    let (near, far) = UnixStream::pair().unwrap();
+    let far = Builder::unix_stream(far).server(Guid::generate()).p2p();
+    let near = Builder::unix_stream(near).p2p().max_queued(NonZeroUsize::MIN);
+    let (server, client) = tokio::try_join!(far.build(), near.build()).unwrap();
+    (server, MessageStream::from(client))
+}
+
+/// Sends so much to a slow peer that nothing more leaves before that is read.
+pub(super) async fn fill(server: &Connection) {
+    let fills = Message::signal("/", "a.b", "c").build(&"x".repeat(4 << 20)).unwrap();
+    for _ in 0..4 {
+        let (server, fills) = (server.clone(), fills.clone());
+        tokio::spawn(async move { server.send(&fills).await });
+        tokio::task::yield_now().await;
+    }
+}
+
 /// A connection to a bus, which has let it in and answers nothing more by itself; and what that bus is asked.
 pub(super) async fn on_bus() -> (Connection, Connection, MessageStream) {
     let (near, far) = UnixStream::pair().unwrap();
@@ -80,7 +100,7 @@ pub(super) async fn on_bus() -> (Connection, Connection, MessageStream) {
 }
 
 /// Serves simulated vectors under these settings, which count as flags, with the model loaded.
-async fn ready(flags: &[(&str, &str)]) -> Pair {
+pub(super) async fn ready(flags: &[(&str, &str)]) -> Pair {
     let root = tempfile::tempdir().unwrap();
     let state = root.path().join("state.json").display().to_string();
     let base = [("cpu_engine", "sim"), ("state_file", &*state)];

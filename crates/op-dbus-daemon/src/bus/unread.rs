@@ -104,13 +104,18 @@ pub struct Unread {
 #[derive(Default)]
 struct Known {
     shares: Shares,
-    /// When it last did not tell what it keeps.
+    /// When it last did not tell what it keeps, if it has not told since.
     untold: Option<Instant>,
 }
 
 impl Known {
-    fn is_untold(&self) -> bool {
-        self.untold.is_some_and(|asked| asked.elapsed() < ASK_AGAIN)
+    /// Whether the bus did not tell when it was asked last: then nothing is held back.
+    const fn is_untold(&self) -> bool {
+        self.untold.is_some()
+    }
+
+    fn is_to_be_asked(&self) -> bool {
+        self.untold.is_none_or(|asked| asked.elapsed() >= ASK_AGAIN)
     }
 
     fn standing(&self, caller: &Caller) -> Standing {
@@ -214,7 +219,7 @@ impl Unread {
     fn enter_at_once(&self, caller: &Caller, reply: Reply) -> Option<bool> {
         let mut known = self.known.lock();
         let stands = known.standing(caller);
-        let is_due = stands.unread.is_much() && !known.is_untold();
+        let is_due = stands.unread.is_much() && known.is_to_be_asked();
         (!is_due).then(|| known.enter(caller, stands, reply, false))
     }
 
@@ -264,15 +269,21 @@ impl Unread {
         };
         // An answer may be dropped, and whoever looks is a caller that waits, too.
         let Ok(end) = timeout(LOOK_MAX, answer).await else { return };
-        // Its policy, or another kind of bus, whose accounts are the receivers'.
-        if let Err(error) = end {
-            let before = self.known.lock().untold.replace(Instant::now());
-            // Not each minute: some never will.
-            if before.is_none() {
+        let mut known = self.known.lock();
+        let before = match &end {
+            Ok(()) => known.untold.take(),
+            Err(_) => known.untold.replace(Instant::now()),
+        };
+        match end {
+            // Nobody knows what is read by now of what was sent before.
+            Ok(()) if before.is_some() => known.shares = Shares::default(),
+            // Its policy, or another kind of bus, whose accounts are the receivers'. Not each minute: some never will.
+            Err(error) if before.is_none() => {
                 info!("the bus does not tell what callers leave unread there ({error})");
             }
+            _ => {}
         }
-        self.known.lock().shares.forget_empty();
+        known.shares.forget_empty();
     }
 
     async fn look_at_each(

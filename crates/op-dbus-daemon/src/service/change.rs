@@ -13,7 +13,7 @@ use super::fleet::Fleet;
 use super::now::{Now, Phase, wanted};
 use super::recovery::leave_kept;
 use super::served::{Choice, Served};
-use super::{Error, Service, blocking, provider};
+use super::{Error, Service, blocking, provider, start_time_max};
 use crate::notify;
 use crate::settings::{ChangeError, Loaded, Provider, Settings};
 use crate::telemetry::message_id;
@@ -132,6 +132,8 @@ impl Service {
     /// served before goes on.
     pub async fn reload(&self) -> Result<(), Error> {
         let _change = self.0.change.lock().await;
+        // A stop was told of by then, behind which nothing else is to come.
+        self.staying()?;
         notify::reloading();
         let result = self.apply().await;
         match &result {
@@ -141,8 +143,8 @@ impl Service {
             Err(error) => error!("the settings could not be applied: {error}"),
         }
         let now = self.now();
-        // Before the end of the first load nothing is ready; it is told then.
-        if !matches!(now.phase, Phase::Loading(_)) {
+        // Before the end of the first load nothing is ready; it is told then. Nor is it in a stop.
+        if !matches!(now.phase, Phase::Loading(_) | Phase::Draining(_)) {
             notify::ready(&now.summary());
         }
         result
@@ -173,12 +175,14 @@ impl Service {
             false => self.fleet(loaded.clone()),
         };
         let (choice, cache_bytes) = (wanted(&loaded.settings), loaded.settings.cache_bytes);
+        let time_max = start_time_max(&loaded.settings);
         self.log_as(&loaded);
         let adopt = |next: &mut Now| {
             next.loaded = loaded;
             next.fleet = fleet.clone();
         };
-        match self.load(&now, &fleet, choice.as_ref(), |it| fleet.get_anew(it)).await {
+        let load = self.load(&now, &fleet, choice.as_ref(), |it| fleet.get_anew(it));
+        match notify::extending(load, time_max, || self.staying().is_ok()).await {
             Ok(served) => {
                 self.moved(served, adopt);
                 fleet.retain(choice.as_ref());

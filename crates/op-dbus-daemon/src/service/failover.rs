@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use op_dbus_engine::{CancellationToken, Error as EngineError, Reply};
 use tokio::sync::{SemaphorePermit, TryAcquireError};
+use tokio_util::task::AbortOnDropHandle;
 use tracing::info;
 
 use super::served::{Request, Served};
@@ -47,11 +48,9 @@ impl Service {
         let Some(request) = again.filter(|_| failed && served.engine.is_failing()) else {
             return Err(error);
         };
-        let Ok(_held) = self.hold(request.inputs.bytes()) else { return Err(error) };
-        let (cancel, deadline) = (request.cancel.clone(), request.options.deadline);
-        let Some(next) = self.successor(&served, cancel, deadline).await? else {
-            return Err(error);
-        };
+        let (bytes, cancel) = (Some(request.inputs.bytes()), request.cancel.clone());
+        let next = self.successor(&served, bytes, cancel, request.options.deadline).await?;
+        let Some(next) = next else { return Err(error) };
         // Let go as soon as nothing can acquit it.
         let suspect = served.engine.losses().is_some().then_some(served);
         // What serves under other settings by now is not left for what served under those before.
@@ -111,14 +110,25 @@ impl Service {
         self.0.held.try_acquire_many(kib.saturating_add(1))
     }
 
-    /// What serves instead of `failed`, once that is decided.
+    /// What serves instead of `failed`, once that is decided; nothing where the inputs that wait for it have so many
+    /// `bytes` that there is no room for them.
     pub(super) async fn successor(
         &self,
         failed: &Arc<Served>,
+        bytes: Option<usize>,
         cancel: CancellationToken,
         deadline: Option<Instant>,
     ) -> Result<Option<Arc<Served>>, Error> {
-        let next = until(&cancel, deadline, self.replace_failed(failed)).await?;
+        let (service, of) = (self.clone(), failed.clone());
+        let looks = async move {
+            let _held = bytes.map(|bytes| service.hold(bytes)).transpose().ok()?;
+            service.replace_failed(&of).await
+        };
+        // Not by who asks, which may be on a direct connection: where the thread of that hangs, it would keep for good
+        // what others wait for as well, and the lock of a change is given to it whether or not it asks again.
+        let looks = AbortOnDropHandle::new(self.0.engines.runtime.spawn(looks));
+        // One that has panicked has found nothing.
+        let next = until(&cancel, deadline, looks).await?.ok().flatten();
         // Its own workers may be there again by then.
         let computes =
             |next: &Arc<Served>| !Arc::ptr_eq(next, failed) || !failed.engine.is_failing();

@@ -20,6 +20,10 @@ const CALLS_END: Duration = Duration::from_secs(20);
 /// A batch that runs has ended by then; who computes longer is left out of a trim.
 const TRIM_TIME: Duration = Duration::from_secs(10);
 
+/// What has something in flight is looked at again so soon: it may be the text that the watchdog is fed with, which is over
+/// at once and no call.
+pub(super) const LOOK_AGAIN: Duration = Duration::from_secs(10);
+
 /// How often it is looked at what large calls have left behind.
 const SPARE_PERIOD: Duration = Duration::from_secs(10);
 /// What may be left: it is used again by the next calls.
@@ -53,7 +57,7 @@ impl Service {
         self.revive(true).await;
         let Err(error) = served.engine.load().await else { return Ok(()) };
         let next = match self.now().may_have_successor(&served) {
-            true => self.successor(&served, CancellationToken::default(), None).await?,
+            true => self.successor(&served, None, CancellationToken::default(), None).await?,
             false => None,
         };
         match next {
@@ -190,10 +194,10 @@ impl Service {
         for served in engines.iter().filter(|it| it.engine.presence() == Presence::Loaded) {
             served.engine.unload_idle(limit);
         }
-        // One with calls in flight can't be idle for that long sooner than this.
-        let left = engines.iter().map(|served| {
-            let idle = served.engine.idle_for().unwrap_or_default();
-            if idle < limit { limit - idle } else { limit }
+        let left = engines.iter().map(|served| match served.engine.idle_for() {
+            Some(idle) if idle < limit => limit - idle,
+            Some(_) => limit,
+            None => limit.min(LOOK_AGAIN),
         });
         Some(left.min().unwrap_or(limit))
     }
@@ -313,6 +317,10 @@ pub fn absence_name(why: Absence) -> &'static str {
 /// Why a model has no workers, for people.
 pub(super) fn told(why: Absence, settings: &Settings) -> String {
     match why {
+        // As of one from before the setting was changed.
+        Absence::Idle if settings.idle_unload_s == 0 => {
+            "unloaded, as nobody called; the next call loads it".to_owned()
+        }
         Absence::Idle => format!(
             "unloaded after {} s without a call; the next call loads it",
             settings.idle_unload_s

@@ -48,7 +48,7 @@ pub use memory::{GivenBack, absence_name};
 pub use now::{Now, Phase, wanted};
 pub use provider::{CREDENTIALS, Host, candidates, host, lacking, unavailable, verify};
 pub use served::{Choice, MakeSink, Options, Request, Served};
-pub use worker::{Blueprint, Crew, Spawner, WorkerProgram};
+pub use worker::{Blueprint, Crew, Spawner, WorkerConfig, WorkerProgram};
 
 pub(crate) use load::start_time_max;
 
@@ -106,7 +106,7 @@ impl Service {
             Some(choice) => now::loading(&choice, &loaded.settings),
             None => Phase::Disabled,
         };
-        let now = Now { phase, since: SystemTime::now(), loaded, fleet };
+        let now = Now { phase, since: SystemTime::now(), loaded, fleet, stood: (false, false) };
         let now = watch::Sender::new(Arc::new(now));
         let (change, trimming, given, fallbacks, tried, replies, ended) = Default::default();
         Self(Arc::new(Box::new(Inner {
@@ -258,7 +258,8 @@ impl Service {
             if !Arc::ptr_eq(&next.fleet, &now.fleet) {
                 now.fleet.leave();
             }
-            if !next.phase.is(&now.phase) {
+            next.stood = next.stands();
+            if !next.phase.is(&now.phase) || next.stood != now.stood {
                 next.since = SystemTime::now();
             }
             *now = Arc::new(next);

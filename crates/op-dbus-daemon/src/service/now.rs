@@ -44,11 +44,13 @@ impl Phase {
 pub struct Now {
     /// Where it is in its life.
     pub phase: Phase,
-    /// Since when it is there.
+    /// Since when it is there, and stands so.
     pub since: SystemTime,
     /// The settings in force.
     pub loaded: Arc<Loaded>,
     pub(super) fleet: Arc<Fleet>,
+    /// How it [stood](Self::stands) when it came to be.
+    pub(super) stood: (bool, bool),
 }
 
 impl Now {
@@ -144,6 +146,13 @@ impl Now {
         let Phase::Serving(served) = &self.phase else { return None };
         let refusal = served.engine.refusal()?;
         (!self.may_have_successor(served)).then_some(refusal)
+    }
+
+    /// Whether calls are refused though a model is loaded, or else another provider runs than was asked for: what may
+    /// change while the phase stays.
+    pub(super) fn stands(&self) -> (bool, bool) {
+        let is_refusing = self.refusal().is_some();
+        (is_refusing, !is_refusing && !self.fallback_reason().is_empty())
     }
 
     /// One line for people.

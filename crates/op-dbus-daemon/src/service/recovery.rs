@@ -13,6 +13,7 @@ use super::load::LOSSES_MAX;
 use super::now::{Now, Phase, wanted};
 use super::served::Served;
 use super::{Error, Service, provider, reached};
+use crate::settings::Provider;
 
 /// A provider without which nothing serves is looked for this often, where `provider_retry_s` is not sooner:
 /// after a start before its network or its driver.
@@ -111,6 +112,10 @@ impl Service {
             // Its own workers are there again.
             _ if !failed.engine.is_failing() => now.fleet.keep(failed),
             Ok(served) => self.moved(Some(served), |_| {}),
+            // No provider is at fault, and none can help: whoever calls is told, and has it looked for again.
+            Err(error) if error.is_of_model() && failed.engine.refusal().is_some() => {
+                self.fail(error);
+            }
             Err(error) => {
                 now.fleet.keep(failed);
                 // It is looked for every few seconds for as long as none works, which may be days.
@@ -212,8 +217,15 @@ impl Service {
         else {
             return;
         };
-        let may_be_there = matches!(cause.root(), Error::Provider(_) | Error::Backend(_))
-            || cause.is_of_missing_model();
+        let may_be_there = match cause.root() {
+            // Where none can be tried the whole model would be read, and compared with its digests, for nothing.
+            Error::Provider(_) => {
+                let may_be_tried = |it: &Provider| provider::host(*it, &now.loaded, None).is_ok();
+                provider::candidates(now.settings()).iter().any(may_be_tried)
+            }
+            Error::Backend(_) => true,
+            _ => cause.is_of_missing_model(),
+        };
         let load = match (has_tried, may_be_there) {
             (true, _) => now.fleet.get(&choice),
             (false, true) => now.fleet.get_anew(&choice),

@@ -1,5 +1,5 @@
 //! How much a user may have open and in the making: streams, jobs, direct connections, questions to polkit, and
-//! bytes of results.
+//! bytes of results and of vectors for replies.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -28,6 +28,9 @@ pub enum Work {
 /// Results of `EmbedToFd` that one user may have in the making.
 const RESULTS_MAX: usize = 256;
 
+/// Bytes of vectors for replies that a user may have whatever others have.
+const VECTORS_MIN: u64 = 1 << 20;
+
 impl Work {
     /// What they are, and how a place becomes free.
     const fn words(self) -> (&'static str, &'static str) {
@@ -46,6 +49,8 @@ impl Work {
 pub struct Budget {
     /// The most bytes of results of one user, and of all.
     results_max: (u64, u64),
+    /// The same of vectors for replies.
+    vectors_max: (u64, u64),
     /// File descriptors that the service may have.
     descriptors: usize,
     shares: Mutex<HashMap<u32, Share>>,
@@ -56,11 +61,20 @@ struct Share {
     /// Of each [`Work`].
     places: [usize; 5],
     bytes: u64,
+    vectors: u64,
 }
 
 /// The bytes of one call's result; given back when dropped.
 #[derive(Debug)]
 pub struct Grant {
+    budget: Arc<Budget>,
+    uid: u32,
+    bytes: u64,
+}
+
+/// The bytes of the vectors that one call's reply is made of; given back when dropped.
+#[derive(Debug)]
+pub struct Vectors {
     budget: Arc<Budget>,
     uid: u32,
     bytes: u64,
@@ -82,20 +96,54 @@ impl Default for Budget {
 
 impl Budget {
     /// Of a service that may have `memory` bytes, of which one user's results take a quarter at most and those of
-    /// all a half: the kernel counts them to the service, and ends it where there is no more. Results of `EmbedToFd`
-    /// take a quarter of its `descriptors` at most, and streams an eighth: where it has no more of these, nobody is
-    /// answered with one.
+    /// all a half: the kernel counts them to the service, and ends it where there is no more. Vectors for replies may
+    /// have half as much, apart from these: a result may lie there for long, and nobody else could embed a word
+    /// meanwhile. Results of `EmbedToFd` take a quarter of its `descriptors` at most, and streams an eighth: where it
+    /// has no more of these, nobody is answered with one.
     pub fn of(memory: Option<u64>, descriptors: Option<u64>) -> Self {
         let descriptors = descriptors.and_then(|most| usize::try_from(most).ok());
         let descriptors = descriptors.unwrap_or(usize::MAX);
         let memory = memory.unwrap_or(u64::MAX);
         let results_max = (RESULT_BYTES_MAX.min(memory / 4), RESULT_BYTES_ALL_MAX.min(memory / 2));
-        Self { results_max, descriptors, shares: Mutex::default() }
+        let vectors_max = (results_max.0 / 2, results_max.1 / 2);
+        Self { results_max, vectors_max, descriptors, shares: Mutex::default() }
     }
 
     /// Room for a result of `uid`, of nothing yet.
     pub fn grant(self: &Arc<Self>, uid: u32) -> Grant {
         Grant { budget: self.clone(), uid, bytes: 0 }
+    }
+
+    /// Room for `bytes` of vectors that a reply to `uid` is made of. It may have much less itself, as that of `Rank`
+    /// has. A call alone always finds room, however large. Beside others a user has no more than is left free, so that
+    /// one who comes later finds some, as with the tokens in flight.
+    ///
+    /// # Errors
+    /// `QuotaExceeded`, `Overloaded`.
+    pub fn vectors(self: &Arc<Self>, uid: u32, bytes: u64) -> Result<Vectors, Error> {
+        let (own_max, all_max) = self.vectors_max;
+        let mut shares = self.shares.lock();
+        let own = shares.get(&uid).map_or(0, |share| share.vectors);
+        let all: u64 = shares.values().map(|share| share.vectors).sum();
+        let (users, left) = (own.saturating_add(bytes), all_max.saturating_sub(all));
+        let limit = if own < all { own_max.min(left) } else { own_max };
+        let is_much = users > VECTORS_MIN;
+        if is_much && own > 0 && users > limit {
+            let message = format!(
+                "user {uid} has vectors of {own} of {limit} bytes in the making for replies and this \
+                 call needs {bytes} more; wait for earlier calls"
+            );
+            return Err(Error::new(ErrorName::QuotaExceeded, message));
+        }
+        if is_much && all > 0 && bytes > left {
+            let message = format!(
+                "all users have vectors of {all} of {all_max} bytes in the making for replies and this \
+                 call needs {bytes} more; try again later"
+            );
+            return Err(Error::new(ErrorName::Overloaded, message));
+        }
+        shares.entry(uid).or_default().vectors = users;
+        Ok(Vectors { budget: self.clone(), uid, bytes })
     }
 
     /// How much of it one user may have at once, and all users.
@@ -186,6 +234,12 @@ impl Drop for Grant {
     }
 }
 
+impl Drop for Vectors {
+    fn drop(&mut self) {
+        self.budget.give_back(self.uid, |share| share.vectors -= self.bytes);
+    }
+}
+
 impl Drop for Place {
     fn drop(&mut self) {
         self.budget.give_back(self.uid, |share| share.places[self.work as usize] -= 1);
@@ -245,6 +299,51 @@ mod tests {
         assert_eq!(budget.grant(3).more(1).unwrap_err().name(), ErrorName::Overloaded);
         drop(grants);
         budget.grant(3).more(own).unwrap();
+    }
+
+    /// Of a service of 1,000 MiB one user has 125, and all have 250.
+    #[test]
+    fn vectors_for_replies_leave_memory_to_the_service_and_to_others() {
+        let budget = Arc::new(Budget::of(Some(1_000 << 20), None));
+        let room = |uid, mebibytes: u64| budget.vectors(uid, mebibytes << 20);
+        let refused = |uid, mebibytes| room(uid, mebibytes).unwrap_err();
+        let first = room(1, 100).unwrap();
+        let error = refused(1, 26);
+        assert_eq!(error.name(), ErrorName::QuotaExceeded);
+        assert!(error.message().contains("of 104857600 of 131072000 bytes"), "{error}");
+        drop(room(1, 25).unwrap());
+        // Beside others no more than they leave free.
+        let _second = room(2, 80).unwrap();
+        assert_eq!(refused(2, 1).name(), ErrorName::QuotaExceeded);
+        assert_eq!(refused(3, 71).name(), ErrorName::Overloaded);
+        let _third = room(3, 70).unwrap();
+        assert_eq!(refused(4, 2).name(), ErrorName::Overloaded);
+        let _little = room(4, 1).unwrap();
+        drop(first);
+        drop(room(2, 19).unwrap());
+    }
+
+    #[test]
+    fn a_call_alone_has_its_vectors_however_small_the_service_is() {
+        let budget = Arc::new(Budget::of(Some(8), None));
+        let large = budget.vectors(1, 1 << 30).unwrap();
+        assert_eq!(budget.vectors(1, 1).unwrap_err().name(), ErrorName::QuotaExceeded);
+        assert_eq!(budget.vectors(2, 1 << 30).unwrap_err().name(), ErrorName::Overloaded);
+        drop(large);
+        drop(budget.vectors(2, 1 << 30).unwrap());
+        assert!(budget.shares.lock().is_empty());
+    }
+
+    #[test]
+    fn results_that_lie_there_keep_nobody_from_a_reply() {
+        let budget = Arc::new(Budget::of(Some(400 << 20), None));
+        let grants = [1, 2].map(|uid| {
+            let mut grant = budget.grant(uid);
+            grant.more(100 << 20).unwrap();
+            grant
+        });
+        let vectors = [1, 2].map(|uid| budget.vectors(uid, 50 << 20).unwrap());
+        drop((grants, vectors));
     }
 
     #[test]

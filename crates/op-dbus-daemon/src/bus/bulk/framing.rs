@@ -66,13 +66,14 @@ impl Records {
     /// Hands every text to `take` whose end is in `bytes`.
     ///
     /// # Errors
-    /// `InvalidArgument` for what is no text, `TooLarge` for one that is too long; with its place.
+    /// `InvalidArgument` for what is no text, `TooLarge` for one that is too long, or what stands beside it; with its
+    /// place.
     pub fn push(&mut self, mut bytes: &[u8], mut take: impl FnMut(String)) -> Result<(), Error> {
         while let Some(end) = bytes.iter().position(|byte| *byte == self.framing.end()) {
             let (record, rest) = (&bytes[..end], &bytes[end + 1..]);
             // As of one that comes in pieces, so that how it comes makes no difference.
             if record.len() > self.record_bytes_max {
-                return Err(self.too_long());
+                return Err(self.record_too_long());
             }
             if self.partial.is_empty() {
                 take(self.text(record)?);
@@ -97,7 +98,7 @@ impl Records {
 
     fn hold(&mut self, bytes: &[u8]) -> Result<(), Error> {
         if self.partial.len() + bytes.len() > self.record_bytes_max {
-            return Err(self.too_long());
+            return Err(self.record_too_long());
         }
         self.partial.extend_from_slice(bytes);
         Ok(())
@@ -125,6 +126,20 @@ impl Records {
         let message =
             format!("{} {} of the source {what}", self.framing.record(), self.complete + 1);
         Error::new(ErrorName::InvalidArgument, message)
+    }
+
+    /// Of a record that was not taken apart: on a line of JSON another member may be what is long.
+    fn record_too_long(&self) -> Error {
+        if self.framing != Framing::JsonLines {
+            return self.too_long();
+        }
+        let message = format!(
+            "line {} of the source is longer than {} bytes with all its members, the limit for one \
+             line; leave out what is not \"text\", or split the text",
+            self.complete + 1,
+            self.record_bytes_max
+        );
+        Error::new(ErrorName::TooLarge, message)
     }
 
     fn too_long(&self) -> Error {
@@ -235,6 +250,19 @@ mod tests {
             assert_eq!(refusal.name(), ErrorName::TooLarge, "in {} pieces", pieces.len());
         }
         assert_eq!(texts(Framing::JsonLines, &[&line[9..]]).unwrap(), ["a"]);
+    }
+
+    /// Whoever has a short text there looks elsewhere for what is long.
+    #[test]
+    fn a_line_that_is_long_beside_its_text_is_told_as_that() {
+        let beside = "x".repeat(8 * JSON_ESCAPE_BYTES + JSON_BESIDE_BYTES);
+        let line = format!("\"a\"\n{{\"text\": \"b\", \"body\": \"{beside}\"}}\n");
+        let long = "line 2 of the source is longer than 65584 bytes with all its members, the limit for \
+                    one line; leave out what is not \"text\", or split the text";
+        assert_eq!(refusal(Framing::JsonLines, line.as_bytes()), long);
+        let text =
+            "line 1 of the source has a text longer than 8 bytes, the limit for one text; split it";
+        assert_eq!(refusal(Framing::JsonLines, b"{\"text\": \"123456789\"}"), text);
     }
 
     proptest! {

@@ -2,6 +2,7 @@
 
 mod budget;
 mod framing;
+mod memory;
 mod result;
 mod source;
 mod stream;
@@ -24,6 +25,7 @@ use result::ResultFile;
 
 pub use budget::{Budget, Place, Work};
 pub use framing::{Framing, Records};
+pub use memory::Memory;
 pub use result::Format;
 pub use source::Source;
 use stream::silent;
@@ -35,7 +37,7 @@ pub use stream::{Made, Progress, Stream, while_wanted};
 const ON_LINE_BYTES: usize = 256 << 10;
 
 /// Sealed memfd, rows, dimensions, information.
-pub type Bulk = (zbus::OwnedFd, u32, u32, Info);
+pub type Bulk = (Memory, u32, u32, Info);
 
 /// As [`while_wanted`] of work that embeds nothing: whose deadline comes before is told `what` it has passed before.
 ///
@@ -84,10 +86,10 @@ impl Calls {
         let request = Request { uid: caller.uid, cancel, inputs, options, wait: false, sink };
         let (reply, served) = self.service.embed(served, request).await?;
         let _replying = self.service.replying();
-        let file = result.seal(rows as u64)?;
+        let vectors = result.seal(rows as u64)?;
         let info = Embedded { reply, served }.info();
         self.room(caller, Reply::Descriptor, deadline).await?;
-        Ok((file.into(), wire(rows), wire(dimensions), info))
+        Ok((vectors, wire(rows), wire(dimensions), info))
     }
 
     /// Embeds the texts that come from `fd` into a sealed memfd. Nothing is held whole but the

@@ -1,14 +1,13 @@
 //! The result of a bulk call: a memfd that vectors are written to as they come, and that is sealed.
 
-use std::fs::File;
 use std::io;
-use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::sync::{Arc, OnceLock};
 
 use op_dbus_api::{Error, ErrorName};
 use op_dbus_engine::RowSink;
 
+use super::memory::Memory;
 use crate::bus::encoding::Encoding;
 use crate::service::MakeSink;
 use crate::{memfd, npy};
@@ -43,7 +42,7 @@ pub struct ResultFile(Arc<Rows>);
 /// neither zeroed first nor faulted in, and what was never mapped needs no unmapping to be sealed.
 #[derive(Debug)]
 struct Rows {
-    file: File,
+    memory: Memory,
     encoding: Encoding,
     dimensions: usize,
     format: Format,
@@ -62,7 +61,7 @@ impl Rows {
     /// told by [`ResultFile::check`].
     fn write(&self, first: u64, vectors: &[f32]) {
         let bytes = self.encoding.bytes(vectors, self.dimensions);
-        if let Err(error) = self.file.write_all_at(&bytes, self.at(first)) {
+        if let Err(error) = self.memory.file().write_all_at(&bytes, self.at(first)) {
             // The first is the one that is told.
             let _ = self.failed.set(error);
         }
@@ -75,8 +74,8 @@ impl ResultFile {
     /// # Errors
     /// `NoSpace` when the kernel gives no memfd.
     pub fn new(encoding: Encoding, dimensions: usize, format: Format) -> Result<Self, Error> {
-        let file = memfd::create(c"op-dbus-vectors").map_err(|error| no_space(&error))?;
-        Ok(Self(Arc::new(Rows { file, encoding, dimensions, format, failed: OnceLock::new() })))
+        let memory = Memory::create().map_err(|error| no_space(&error))?;
+        Ok(Self(Arc::new(Rows { memory, encoding, dimensions, format, failed: OnceLock::new() })))
     }
 
     /// Bytes of a result of `rows` rows.
@@ -110,17 +109,17 @@ impl ResultFile {
     ///
     /// # Errors
     /// `NoSpace` where something could not be written.
-    pub fn seal(self, rows: u64) -> Result<OwnedFd, Error> {
+    pub fn seal(self, rows: u64) -> Result<Memory, Error> {
         self.check()?;
-        let Rows { file, encoding, dimensions, format, .. } = &*self.0;
+        let Rows { memory, encoding, dimensions, format, .. } = &*self.0;
         if *format == Format::Npy {
             let (element, columns) = encoding.numpy(*dimensions);
             let header = npy::header(element, rows, columns);
-            file.write_all_at(&header, 0).map_err(|error| no_space(&error))?;
+            memory.file().write_all_at(&header, 0).map_err(|error| no_space(&error))?;
         }
-        let file = file.try_clone().map_err(|error| no_space(&error))?;
-        memfd::seal(&file).map_err(|error| no_space(&error))?;
-        Ok(file.into())
+        let sealed = memory.try_clone().map_err(|error| no_space(&error))?;
+        memfd::seal(sealed.file()).map_err(|error| no_space(&error))?;
+        Ok(sealed)
     }
 }
 
@@ -146,7 +145,8 @@ mod tests {
             result.0.write(row, &vector);
         }
         let bytes = result.bytes(2);
-        let mut file = File::from(result.seal(2).unwrap());
+        let sealed = result.seal(2).unwrap();
+        let mut file = sealed.file();
         assert!(file.write_all_at(b"x", 0).is_err() && file.set_len(1).is_err());
         let mut all = Vec::new();
         file.read_to_end(&mut all).unwrap();
@@ -176,7 +176,7 @@ mod tests {
                     }
                 });
                 let mut bytes = Vec::new();
-                File::from(result.seal(7).unwrap()).read_to_end(&mut bytes).unwrap();
+                result.seal(7).unwrap().file().read_to_end(&mut bytes).unwrap();
                 assert_eq!(bytes[128..], *encoding.bytes(&vectors, 37), "{name}");
             }
         }
@@ -185,8 +185,8 @@ mod tests {
     #[test]
     fn no_rows_are_a_result_too() {
         let empty = ResultFile::new(Encoding::F32, 2, Format::Npy).unwrap();
-        let file = File::from(empty.seal(0).unwrap());
-        assert_eq!(file.metadata().unwrap().len(), 128);
+        let sealed = empty.seal(0).unwrap();
+        assert_eq!(sealed.file().metadata().unwrap().len(), 128);
     }
 
     #[test]

@@ -181,11 +181,11 @@ impl<'a> Stream<'a> {
         let Self { served, result, sum, grant, .. } = self;
         let Sum { rows, reply, truncated, .. } = sum;
         let dimensions = wire(reply.dimensions);
-        let file = result.seal(rows)?;
+        let vectors = result.seal(rows)?;
         let info = Embedded { reply, served }.info();
         let told = Info { truncated_count: Some(truncated), ..info };
         let rows = wire(usize::try_from(rows).unwrap_or(usize::MAX));
-        Ok(Made { bulk: (file.into(), rows, dimensions, told), _grant: grant })
+        Ok(Made { bulk: (vectors, rows, dimensions, told), _grant: grant })
     }
 }
 

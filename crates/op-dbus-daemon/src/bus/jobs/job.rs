@@ -2,7 +2,6 @@
 //! `dbus-policy/interfaces/`.
 
 use std::io;
-use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -10,9 +9,9 @@ use op_dbus_api::{Error, ErrorName, Info, JOBS_PATH};
 use op_dbus_engine::CancellationToken;
 use tokio::sync::watch;
 use zbus::message::Header;
-use zbus::{Connection, OwnedFd, OwnedObjectPath, interface};
+use zbus::{Connection, OwnedObjectPath, interface};
 
-use super::super::bulk::{Bulk, Made, Progress};
+use super::super::bulk::{Bulk, Made, Memory, Progress};
 use super::super::caller::Caller;
 use super::super::calls::Calls;
 use super::super::pulse::Refusal;
@@ -131,7 +130,7 @@ impl Job {
         }
         if let Phase::Done(made) = &*self.phase.borrow() {
             // The reply has a descriptor of its own. One that can't be made would take the result with it.
-            drop(made.bulk.0.as_fd().try_clone_to_owned().map_err(|error| unsendable(&error))?);
+            drop(made.bulk.0.file().try_clone().map_err(|error| unsendable(&error))?);
         }
         match self.leave(gone()) {
             Phase::Done(made) => Ok(Ok(made.bulk)),
@@ -205,7 +204,7 @@ impl Handle {
         &self,
         #[zbus(connection)] connection: &Connection,
         #[zbus(header)] header: Header<'_>,
-    ) -> Result<(OwnedFd, u32, u32, Info), Refusal> {
+    ) -> Result<(Memory, u32, u32, Info), Refusal> {
         let work = async |calls: Calls, caller: Caller| {
             let job = self.seen_by(&caller)?;
             let room = calls.room(&caller, Reply::Descriptor, None);

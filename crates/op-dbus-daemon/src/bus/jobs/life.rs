@@ -78,11 +78,15 @@ impl Life {
                     self.calls.failed(self.caller.uid, error);
                 }
                 job.ended(result);
-                self.tell(&mut told).await;
+                let kept = async {
+                    self.tell(&mut told).await;
+                    sleep(Duration::from_secs(JOB_RESULT_KEPT_S)).await;
+                };
                 tokio::select! {
+                    biased;
+                    () = kept => {}
                     () = job.over() => {}
                     () = self.caller.cancel.cancelled() => {}
-                    () = sleep(Duration::from_secs(JOB_RESULT_KEPT_S)) => {}
                 }
             }
         }
@@ -95,7 +99,8 @@ impl Life {
         }
     }
 
-    /// Embeds everything, and tells how far that is.
+    /// Embeds everything, and tells how far that is. Where nothing leaves over the bus the work goes on, and what waits
+    /// there when it ends is dropped: the kernel takes a message so small as a whole or not at all.
     async fn work(&self, source: Source, wanted: Wanted, told: &mut Values) -> Result<Made, Error> {
         let mut ticks = interval(PROGRESS_EVERY);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -103,10 +108,14 @@ impl Life {
         ticks.tick().await;
         let mut work = pin!(AssertUnwindSafe(self.embed(source, wanted)).catch_unwind());
         loop {
+            let tells = async {
+                ticks.tick().await;
+                self.tell(told).await;
+            };
             tokio::select! {
                 biased;
                 result = &mut work => return result.unwrap_or_else(|_panic| Err(fault("the job"))),
-                _ = ticks.tick() => self.tell(told).await,
+                () = tells => {}
             }
         }
     }
@@ -148,7 +157,44 @@ fn changed<'a>(told: &Values, now: &'a Values) -> HashMap<&'a str, &'a OwnedVari
 
 #[cfg(test)]
 mod tests {
+    use std::io::{self, Write};
+    use std::sync::Arc;
+
+    use zbus::Message;
+
+    use super::super::super::bulk::Work;
+    use super::super::super::caller::Callers;
+    use super::super::super::tests::{fill, ready, slow_peer};
+    use super::super::job::Job;
     use super::*;
+
+    /// As where somebody does not read what the bus has for them.
+    #[tokio::test]
+    async fn work_goes_on_while_nothing_leaves_over_the_bus() {
+        let (pair, (server, _unread)) = (ready(&[]).await, slow_peer().await);
+        let callers = Arc::<Callers>::default();
+        let calls = Calls::new(pair.service.clone(), callers.clone());
+        let call = Message::method_call("/", "StartEmbedFromFd").sender(":1.7");
+        let call = call.build(&()).unwrap();
+        let caller = callers.enter(&server, &call.header()).await.unwrap();
+        let (reader, mut writer) = io::pipe().unwrap();
+        let source = calls.source(&caller, reader.into(), &Wanted::default()).await.unwrap();
+        let place = calls.budget.place(caller.uid, Work::Job).unwrap();
+        let job = Job::new("name".to_owned(), &caller, 0).unwrap();
+        let listed = Listed::new(calls.jobs.clone().unwrap(), job);
+        let life = Life::new(listed, calls, caller, place);
+        fill(&server).await;
+        // It hears of what is about to be sent.
+        let (tells, mut told) = (server.monitor_activity(), Values::new());
+        let goes_on = async move {
+            tells.await;
+            writer.write_all(b"one\ntwo").unwrap();
+            drop(writer);
+        };
+        let (made, ()) = tokio::join!(life.work(source, Wanted::default(), &mut told), goes_on);
+        assert_eq!(made.unwrap().bulk.1, 2);
+        assert!(told.is_empty(), "it was told");
+    }
 
     #[test]
     fn what_was_told_is_not_told_again() {

@@ -9,6 +9,7 @@ use tracing::subscriber::DefaultGuard;
 use zbus::message::Message;
 
 use super::{on_bus, ready, refusal};
+use crate::bus::bulk::Budget;
 use crate::bus::caller::Callers;
 use crate::bus::calls::{Asked, Calls};
 use crate::bus::reply::Form;
@@ -112,6 +113,33 @@ async fn texts_of_one_user_that_are_cut_hide_none_of_another() {
     let told = cut(&log);
     assert_eq!(told.len(), 2, "{told:?}");
     assert!(told[0].contains("user 4711 ") && told[1].contains("user 4712 "), "{told:?}");
+}
+
+/// The reply is small, and the vectors of a few such calls are all the memory that a service has.
+#[tokio::test]
+async fn the_vectors_of_a_call_count_until_its_reply_is_made_of_them() {
+    let pair = ready(&[]).await;
+    let (callers, texts) = (Arc::<Callers>::default(), 1_000);
+    let bytes = texts as u64 * 384 * 4;
+    let mut calls = Calls::new(pair.service.clone(), callers.clone());
+    // Of which one user's may have an eighth.
+    calls.budget = Arc::new(Budget::of(Some(8 * bytes), None));
+    let message = Message::method_call(ROOT_PATH, "Rank").build(&()).unwrap();
+    let caller = callers.enter(&pair.client, &message.header()).await.unwrap();
+    let asked = || {
+        let (inputs, options) = (vec!["a".to_owned(); texts].into(), Options::default());
+        Asked { inputs, options, form: Form::Ranks(1) }
+    };
+    let another = || calls.budget.vectors(caller.uid, bytes);
+    let beside = calls.embed(&caller, asked(), |_| another().map(drop)).await.unwrap();
+    assert_eq!(beside.unwrap_err().name(), ErrorName::QuotaExceeded);
+    let held = another().unwrap();
+    let error = calls.embed(&caller, asked(), |_| ()).await.unwrap_err();
+    assert_eq!(error.name(), ErrorName::QuotaExceeded);
+    drop(held);
+    calls.embed(&caller, asked(), |_| ()).await.unwrap();
+    let served = pair.service.now().served().unwrap().clone();
+    assert_eq!(served.engine.stats().calls, 2, "what is refused is not computed");
 }
 
 #[tokio::test]

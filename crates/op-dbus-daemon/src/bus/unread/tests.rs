@@ -1,7 +1,14 @@
-//! What has room, and what does not, without a bus.
+//! What has room, and what does not: without a bus, but for one that does not tell.
 
+use std::collections::HashMap;
+use std::pin::pin;
+
+use futures_util::{FutureExt, StreamExt};
 use op_dbus_api::INLINE_REPLY_BYTES_MAX;
+use zbus::{Message, MessageStream, Variant};
 
+use super::super::caller::Callers;
+use super::super::tests::on_bus;
 use super::*;
 
 const LARGE: u64 = INLINE_REPLY_BYTES_MAX as u64 + REPLY_BYTES;
@@ -113,4 +120,54 @@ fn who_reads_is_seen_to() {
     assert_eq!((share.unread(), share.read), (110, None));
     share.learn(share, 105);
     assert_eq!((share.unread(), share.read.is_some()), (105, true));
+}
+
+/// Who calls as this name, which the bus is asked the user of.
+async fn caller(
+    (server, bus): (&Connection, &Connection),
+    asked: &mut MessageStream,
+    (name, uid): (&'static str, u32),
+) -> Caller {
+    let call = Message::method_call("/", "Embed").sender(name).build(&()).unwrap();
+    let header = call.header();
+    let callers = Arc::<Callers>::default();
+    let answers = async {
+        let question = asked.next().await.unwrap().unwrap();
+        bus.reply(&question.header(), &uid).await.unwrap();
+    };
+    let (caller, ()) = tokio::join!(callers.enter(server, &header), answers);
+    caller.unwrap()
+}
+
+/// It is asked again for one reply after a minute, and all others have room as before.
+#[tokio::test]
+async fn a_bus_that_does_not_tell_holds_nothing_back_while_it_is_asked_again() {
+    for tells in [false, true] {
+        let (server, bus, mut asked) = on_bus().await;
+        let one = caller((&server, &bus), &mut asked, (":1.1", 1)).await;
+        let other = caller((&server, &bus), &mut asked, (":1.2", 2)).await;
+        let unread = Unread::default();
+        unread.known.lock().untold = Instant::now().checked_sub(ASK_AGAIN);
+        unread.known.lock().add(&one, |share| share.since = 1 << 30);
+        let mut first = pin!(unread.room(&one, Reply::Inline(1)));
+        assert!(first.as_mut().now_or_never().is_none(), "the bus is not asked");
+        for _ in 0..8 {
+            let room = unread.room(&other, Reply::Inline(16 << 20)).now_or_never();
+            assert_eq!(room, Some(Ok(())), "it waits for an answer");
+        }
+        let answers = async {
+            let question = asked.next().await.unwrap().unwrap();
+            let header = question.header();
+            let lies = HashMap::from([("IncomingBytes", Variant::from(0_u32))]);
+            let no = "org.freedesktop.DBus.Error.AccessDenied";
+            match tells {
+                true => bus.reply(&header, &lies).await.unwrap(),
+                false => bus.reply_error(&header, no, &"no").await.unwrap(),
+            }
+        };
+        let (room, ()) = tokio::join!(first, answers);
+        assert_eq!(room, Ok(()), "what was sent untold counts as unread, told: {tells}");
+        let known = unread.known.lock();
+        assert_eq!((known.is_untold(), known.is_to_be_asked()), (!tells, tells));
+    }
 }

@@ -4,6 +4,7 @@ use op_dbus_engine::sim::{Faults, Faulty};
 
 use super::guilt::{DEADLY, embed, embed_on, service, service_with, spawner};
 use super::*;
+use crate::service::failover::HELD_KIB_MAX;
 use crate::service::{Now, Served};
 use crate::settings::Precision;
 
@@ -101,6 +102,28 @@ async fn why_others_do_not_compute_is_told_of_each_once() {
     for (of, times) in [("coreml needs", 1), ("webgpu lost", 1), ("is broken", 1), ("ggml", 0)] {
         assert_eq!(why.matches(of).count(), times, "{of}: {why}");
     }
+}
+
+/// As the thread of a direct connection that hangs in closing a descriptor.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_call_that_is_never_asked_again_keeps_nothing_that_others_wait_for() {
+    let root = tempfile::tempdir().unwrap();
+    let service = service(&root, failing(6));
+    service.start().await;
+    let failed = service.now().served().unwrap().clone();
+    lose(&failed).await;
+    let (mut changes, change) = (service.watch(), service.0.change.lock().await);
+    let never = CancellationToken::default();
+    let mut hangs = pin!(service.successor(&failed, Some(1), never, None));
+    assert!(hangs.as_mut().now_or_never().is_none(), "another provider is looked for");
+    service.now().fleet.get_instead_of(&failed).await.unwrap();
+    assert!(hangs.as_mut().now_or_never().is_none(), "a change is under way");
+    drop(change);
+    let is_moved = |now: &Arc<Now>| now.served().is_some_and(|it| it.provider == "cpu");
+    changes.wait_for(is_moved).await.unwrap();
+    drop(service.0.change.lock().await);
+    drop(service.0.held.acquire_many(u32::try_from(HELD_KIB_MAX).unwrap()).await.unwrap());
+    assert_eq!(hangs.await.unwrap().unwrap().provider, "cpu");
 }
 
 /// It was lost as it was under the settings before.

@@ -196,12 +196,13 @@ async fn a_level_that_was_let_go_meanwhile_is_not_brought_along() {
     assert_eq!(fleet.served().len(), 1, "nobody has called for another one since");
 }
 
-/// The manager would start what waits for the service. In a process of its own, which is told where that listens.
+/// The manager would start what waits for the service, or take it that it goes on. In a process of its own, which is
+/// told where that listens.
 #[tokio::test]
-async fn a_reload_before_the_first_load_tells_of_no_readiness() {
+async fn no_reload_before_the_first_load_or_in_a_stop_tells_of_readiness() {
     const OWN: &str = "BEFORE_THE_FIRST_LOAD";
     const NAME: &str =
-        "service::tests::changes::a_reload_before_the_first_load_tells_of_no_readiness";
+        "service::tests::changes::no_reload_before_the_first_load_or_in_a_stop_tells_of_readiness";
     let (root, backends) = (tempfile::tempdir().unwrap(), Backends::default());
     if std::env::var_os(OWN).is_some() {
         let service = Service::new(loaded(&root, &[]), backends.means(), None);
@@ -209,6 +210,8 @@ async fn a_reload_before_the_first_load_tells_of_no_readiness() {
         std::fs::create_dir_all(file.parent().unwrap()).unwrap();
         std::fs::write(&file, "vector_level = \"none at all\"\n").unwrap();
         service.reload().await.unwrap_err();
+        service.drain(Instant::now()).await;
+        assert!(matches!(service.reload().await, Err(Error::ShuttingDown)));
         return;
     }
     let path = root.path().join("manager");
@@ -223,5 +226,6 @@ async fn a_reload_before_the_first_load_tells_of_no_readiness() {
     while let Ok(length) = manager.recv(&mut message) {
         told += std::str::from_utf8(&message[..length]).unwrap();
     }
-    assert!(told.contains("RELOADING=1") && !told.contains("READY=1"), "{told}");
+    assert_eq!(told.matches("RELOADING=1").count(), 1, "{told}");
+    assert!(!told.contains("READY=1"), "{told}");
 }

@@ -2,7 +2,7 @@
 
 use op_dbus_engine::{Batch, Description};
 
-use super::guilt::service;
+use super::guilt::{service, service_with};
 use super::*;
 
 /// A service whose model was not there when it started, and is now.
@@ -39,6 +39,40 @@ async fn what_a_caller_has_left_that_had_it_loaded_comes_into_force() {
     assert!(is_told.is_some(), "nobody takes up what comes of it");
     service.revive(true).await;
     assert!(serves(&service));
+}
+
+/// Nobody who computes is at fault, and a new start of the service would not bring it back.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_model_that_is_gone_when_it_is_loaded_again_is_told_as_that() {
+    let (root, backends) = (tempfile::tempdir().unwrap(), Backends::default());
+    let service = service_with(&[("execution_provider", "cpu")], &root, backends.spawner());
+    service.start().await;
+    let served = service.serving(None, None).await.unwrap();
+    served.engine.unload().await;
+    let [there, away] = ["models/tiny", "away"].map(|name| root.path().join(name));
+    std::fs::rename(&there, &away).unwrap();
+    // As its workers are without it.
+    backends.broken.store(true, Ordering::SeqCst);
+    embed(&service, None).await.unwrap_err();
+    served.engine.failing().await;
+    drop(served);
+    service.reconsider().await;
+    let told = matches!(&service.now().phase, Phase::Failed(it) if it.is_of_missing_model());
+    assert!(told, "{}", service.now().summary());
+    let error = embed(&service, None).await.unwrap_err();
+    assert!(error.is_of_missing_model(), "{error}");
+    std::fs::rename(&away, &there).unwrap();
+    backends.broken.store(false, Ordering::SeqCst);
+    assert_eq!(embed(&service, None).await.unwrap(), 1);
+}
+
+/// It would be read, and compared with its digests, again and again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_model_that_no_provider_can_be_tried_for_is_not_read_again() {
+    let none = [("execution_provider", "coreml"), ("fallback", "none")];
+    let (_root, _, service) = started(&none).await;
+    assert!(matches!(service.now().phase, Phase::Failed(_)));
+    assert!(service.revive(false).now_or_never().is_some(), "it is loaded");
 }
 
 /// What a worker process is lost with that hangs in each batch of a caller.

@@ -171,7 +171,7 @@ async fn calls_that_leave_a_failover_have_one_successor_loaded_for_all_of_them()
     first.abort();
     first.await.unwrap_err();
     for _ in 0..10 {
-        let call = service.successor(&failed, CancellationToken::default(), None);
+        let call = service.successor(&failed, None, CancellationToken::default(), None);
         assert!(call.now_or_never().is_none(), "it waits, until its client leaves");
     }
     drop(held);

@@ -7,7 +7,7 @@ use op_dbus_engine::{Absence, ArenaUse, Batch, Description, MemoryUse, Presence}
 
 use super::*;
 use crate::devices::Reader;
-use crate::service::memory::unloaded;
+use crate::service::memory::{LOOK_AGAIN, unloaded};
 
 /// Callers are let in before that has begun.
 #[tokio::test]
@@ -164,6 +164,53 @@ async fn engines_that_the_traffic_has_left_are_told_of_while_they_have_workers()
     assert!(!Arc::ptr_eq(&service.with_workers()[0], &left), "what is in force comes first");
     left.engine.unload().await;
     assert!(!is_told());
+}
+
+/// A simulator that begins no batch while somebody has its lock.
+struct Stuck(SimBackend, Arc<Mutex<()>>);
+
+impl Backend for Stuck {
+    fn description(&self) -> &Description {
+        self.0.description()
+    }
+
+    fn run(&mut self, batch: &Batch<'_>, out: &mut [f32]) -> Result<(), BackendError> {
+        drop(self.1.lock());
+        self.0.run(batch, out)
+    }
+}
+
+/// It is no call, and would else put the end of an idle model off by all the time that it may be idle.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_look_for_idle_models_that_meets_the_watchdogs_text_comes_again_soon() {
+    let (root, lock) = (tempfile::tempdir().unwrap(), Arc::<Mutex<()>>::default());
+    let for_workers = lock.clone();
+    let spawner: Spawner = Arc::new(move |blueprint, _| {
+        let (lock, dimensions) = (for_workers.clone(), blueprint.region.dimensions);
+        Box::new(move |_| Ok(Box::new(Stuck(SimBackend::new(dimensions), lock.clone()))))
+    });
+    let means = Means { spawner, devices: None };
+    let service = Service::new(loaded(&root, &[("idle_unload_s", "86400")]), means, None);
+    service.start().await;
+    let served = service.serving(None, None).await.unwrap();
+    let held = Held::new(&lock);
+    let mut text = pin!(served.engine.canary());
+    assert!(text.as_mut().now_or_never().is_none(), "nobody holds it up");
+    assert_eq!(service.unload_idle().await, Some(LOOK_AGAIN));
+    drop(held);
+    text.await.unwrap();
+    assert!(service.unload_idle().await.is_some_and(|next| next > LOOK_AGAIN));
+}
+
+/// It was unloaded before the setting was read again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_idle_model_is_told_of_without_a_time_where_models_stay() {
+    let (_root, _, service) = started(&[("idle_unload_s", "0")]).await;
+    let served = service.serving(None, None).await.unwrap();
+    assert!(served.engine.unload_idle(Duration::ZERO));
+    served.engine.unloaded().await;
+    let told = "Serving sim, unloaded, as nobody called; the next call loads it";
+    assert_eq!(service.now().summary(), told);
 }
 
 /// A simulator on a card of its own, of which a batch takes a gigabyte.

@@ -4,7 +4,7 @@ use op_dbus_engine::{Batch, Description};
 
 use super::guilt::{embed, embed_on, service_with};
 use super::*;
-use crate::service::Served;
+use crate::service::{Now, Served};
 
 /// The CPU computes beside ggml.
 const BESIDE: [(&str, &str); 2] = [("execution_provider", "ggml"), ("offload", "auto")];
@@ -128,6 +128,30 @@ async fn a_lost_device_is_not_told_as_back_by_an_unload_or_a_sleep() {
     device.comes_back(&served).await;
     assert_eq!(stand_in(&service), (None, String::new()));
     assert_eq!(service.fallbacks(), 1, "it was lost once");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn when_a_device_was_lost_and_when_it_came_back_is_told() {
+    let (root, device) = (tempfile::tempdir().unwrap(), Device::default());
+    let flags = [&BESIDE[..], &[("fallback", "none")]].concat();
+    let service = service_with(&flags, &root, device.spawner("tiny"));
+    service.start().await;
+    tokio::spawn(service.clone().tell_presence());
+    let served = service.now().served().unwrap().clone();
+    let mut changes = service.watch();
+    let mut since = service.now().since;
+    for is_lost in [true, false] {
+        match is_lost {
+            true => device.goes(&served).await,
+            false => device.comes_back(&served).await,
+        }
+        let is_told = |now: &Arc<Now>| now.fallback_reason().is_empty() != is_lost;
+        let told = changes.wait_for(|now| now.since != since && is_told(now));
+        let told = tokio::time::timeout(Duration::from_secs(60), told).await;
+        since = told.expect("it is told as of before").unwrap().since;
+        service.replace(|_| {});
+        assert_eq!(service.now().since, since, "nothing has changed, lost: {is_lost}");
+    }
 }
 
 /// Signals tell of nothing else, however often a device is tried that is away.
