@@ -15,7 +15,7 @@ use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::Command;
 
 use crate::harness::bus::PrivateBus;
-use crate::harness::command::{clean, finish};
+use crate::harness::command::{clean, finish, started_by};
 use crate::harness::daemon::Setup;
 use crate::harness::needs::{op_dbus, store};
 use crate::harness::process::{Process, children, runs};
@@ -37,6 +37,7 @@ tests! {
     bench_tells_a_devices_peak_and_the_times_of_its_clients: [Bus, Low, Ggml],
     bench_leaves_the_services_cache_alone: [Low],
     bench_names_the_flag_that_asks_for_what_this_cpu_has_not: [Low],
+    bench_has_a_connection_for_each_client: [Bus],
     bench_can_be_driven: [],
     bench_keeps_its_service_loaded: [Bus],
     bench_that_is_ended_leaves_nothing_behind: [Bus],
@@ -280,6 +281,14 @@ async fn bench_leaves_the_services_cache_alone() -> Outcome {
     run().await?;
     assert!(setup.cached()?.join("weights").exists());
     Ok(())
+}
+
+/// More than a shell may leave it.
+async fn bench_has_a_connection_for_each_client() -> Outcome {
+    let mut shell = clean("sh");
+    shell.args(["-c", "ulimit -S -n 100; exec \"$@\"", "sh"]);
+    let places = bench(&["--spawn", "--at", "daemon,memfd", "--only", "latency"]);
+    finish(started_by(shell, &places), "").await?.success().map(drop)
 }
 
 async fn bench_can_be_driven() -> Outcome {

@@ -1,14 +1,22 @@
 //! `op-dbus top`, in a terminal and without one.
 
+use std::collections::HashMap;
 use std::fs;
 use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use op_dbus_api::{BUS_NAME, ROOT_PATH};
 use serde_json::Value;
 use tokio::task::JoinHandle;
+use zbus::Connection;
+use zbus::connection::Builder;
+use zbus::fdo::DBusProxy;
 
 use crate::harness::bus::PrivateBus;
+use crate::harness::client::Told;
 use crate::harness::command::{clean, cli};
 use crate::harness::daemon::{Daemon, Setup};
 use crate::harness::needs::op_dbus;
@@ -20,6 +28,7 @@ tests! {
     top_shows_a_busy_service_and_gives_the_terminal_back: [Bus, Tmux],
     top_survives_a_service_that_goes_and_comes_back: [Bus, Tmux],
     top_prints_one_interval_to_a_pipe: [Bus],
+    top_measures_from_counters_to_counters: [Bus],
     top_draws_nothing_on_a_dumb_terminal: [Bus, Tmux],
     top_gives_the_terminal_back_to_who_interrupts_it: [Bus, Tmux],
     top_ends_well_where_its_terminal_goes: [Bus, Tmux],
@@ -180,4 +189,59 @@ async fn top_prints_one_interval_to_a_pipe() -> Outcome {
     assert!(counted.abs_diff(calls) <= 1, "{counted} {calls}");
     load.abort();
     daemon.stop().await
+}
+
+/// A service that notes when it is asked for counters and, behind them, for devices, which its drivers are slow to tell
+/// of the first time.
+struct Slow(Arc<Mutex<Vec<Instant>>>);
+
+impl Slow {
+    /// Notes a question; how many there were before.
+    fn asked(&self) -> usize {
+        let mut asked = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        asked.push(Instant::now());
+        asked.len() - 1
+    }
+}
+
+#[zbus::interface(name = "org.opdbus.Embedding1.Manager")]
+impl Slow {
+    async fn get_status(&self) -> Told {
+        HashMap::new()
+    }
+
+    async fn get_statistics(&self) -> Told {
+        self.asked();
+        HashMap::new()
+    }
+
+    async fn list_devices(&self, #[zbus(connection)] connection: &Connection) -> Vec<Told> {
+        if self.asked() == 1 {
+            let bus = DBusProxy::new(connection).await.expect("a proxy of the bus");
+            // Many times as long as a question of `top` takes.
+            for _ in 0..500 {
+                bus.get_id().await.expect("an answer of the bus");
+            }
+        }
+        Vec::new()
+    }
+}
+
+/// Else a driver that answers late would make rates many times what they are.
+async fn top_measures_from_counters_to_counters() -> Outcome {
+    let (bus, asked) = (PrivateBus::start().await?, Arc::new(Mutex::new(Vec::new())));
+    let service = Builder::address(bus.address()).serve_at(ROOT_PATH, Slow(Arc::clone(&asked)));
+    let _service = service.name(BUS_NAME).build().await?;
+    let told = cli(&bus, &["top", "--json", "--interval", "0.1"]).await?.success()?;
+    let all: Value = serde_json::from_str(&told)?;
+    let seconds = all["interval"]["seconds"].as_f64().ok_or("no interval")?;
+    let asked = asked.lock().unwrap_or_else(PoisonError::into_inner);
+    let [counters, devices, later_counters, later_devices] = asked[..] else {
+        return Err(format!("it was asked {} times", asked.len()).into());
+    };
+    // The moment of a reading is between its counters and the question for devices.
+    let least = later_counters.duration_since(devices).as_secs_f64();
+    let most = later_devices.duration_since(counters).as_secs_f64();
+    assert!((least..=most).contains(&seconds), "{least} {seconds} {most}");
+    Ok(())
 }

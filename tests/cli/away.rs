@@ -38,11 +38,11 @@ tests! {
 /// What a bus says of a call to nobody for which it is to start nobody.
 const UNOWNED: &str = "org.freedesktop.DBus.Error.NameHasNoOwner";
 
-/// A bus that would start the service, and a file that is there once it has tried. What it starts fails, which it
-/// tells at once; for one that ends well and never comes it would wait 25 s.
-async fn starting(folder: &Path) -> Outcome<(PrivateBus, PathBuf)> {
+/// A bus that would start the service, and a file that has a line for each time that it has tried. What it starts fails,
+/// which it tells at once; for one that ends well and never comes it would wait 25 s.
+pub async fn starting(folder: &Path) -> Outcome<(PrivateBus, PathBuf)> {
     let (started, config) = (folder.join("started"), folder.join("services.conf"));
-    let exec = format!("/bin/sh -c 'touch {}; exit 1'", started.display());
+    let exec = format!("/bin/sh -c 'echo >>{}; exit 1'", started.display());
     let service = format!("[D-BUS Service]\nName={BUS_NAME}\nExec={exec}\n");
     fs::write(folder.join(format!("{BUS_NAME}.service")), service)?;
     let services = format!("<servicedir>{}</servicedir>", folder.display());

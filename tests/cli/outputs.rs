@@ -9,7 +9,7 @@ use std::process::Stdio;
 use tokio::io::AsyncWriteExt;
 
 use super::json_lines;
-use crate::harness::command::{clean, cli, cli_with_input, finish};
+use crate::harness::command::{clean, cli, cli_with_input, finish, in_own_mounts};
 use crate::harness::daemon::Setup;
 use crate::harness::files::copy_folder;
 use crate::harness::golden::floats;
@@ -20,6 +20,7 @@ use crate::harness::{Outcome, fixture, within};
 
 tests! {
     embed_keeps_an_old_file_until_there_is_another: [Bus],
+    embed_keeps_an_old_file_where_there_is_no_room: [Bus, Root],
     of_two_commands_with_one_file_one_fails: [Bus],
     embed_gives_an_old_file_to_nobody_else: [Bus, Root],
     embed_adds_to_what_it_was_started_with: [Bus],
@@ -49,6 +50,27 @@ async fn embed_keeps_an_old_file_until_there_is_another() -> Outcome {
     let lines = json_lines(&fs::read_to_string(&file)?)?;
     let found: Vec<_> = lines.iter().filter_map(|line| floats(&line["vector"])).collect();
     assert_eq!(found, daemon.client().vectors(&["one", "two"]).await?);
+    daemon.stop().await
+}
+
+/// One that can't be replaced, as it is mounted where it is, from a file system that is too small for another.
+async fn embed_keeps_an_old_file_where_there_is_no_room() -> Outcome {
+    const SMALL: &str = "\
+        mount -t tmpfs -o size=64k none \"$SMALL\"; echo of an earlier run >\"$SMALL/old\"; \
+        mount --bind \"$SMALL/old\" \"$OLD\"; \"$@\" || echo \"ended with $?\"; cat \"$OLD\"";
+    let (bus, setup, daemon) = Setup::sim()?.alone().await?;
+    let [small, old, texts] = ["small", "old", "texts"].map(|name| setup.path(name));
+    fs::create_dir(&small)?;
+    fs::write(&old, "")?;
+    fs::write(&texts, "a line of text\n".repeat(100))?;
+    let mut embed = clean(op_dbus());
+    embed.args(["embed", "--npy", "--bus", bus.address(), "--file"]).arg(&texts);
+    embed.arg("--output").arg(&old);
+    let mut command = in_own_mounts(SMALL, &embed);
+    command.env("SMALL", &small).env("OLD", &old);
+    let ended = finish(command, "").await?;
+    assert!(ended.stderr.contains("No space left on device"), "{}", ended.stderr);
+    assert_eq!(ended.success()?, "ended with 1\nof an earlier run\n");
     daemon.stop().await
 }
 

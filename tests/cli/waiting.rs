@@ -1,11 +1,13 @@
-//! Commands that wait: `op-dbus status --wait` for a service that is there and does not embed, the doctor for a
+//! Commands that wait: `op-dbus status --wait` for a service that is not there, or does not embed, the doctor for a
 //! driver.
 
+use std::fs;
 use std::os::unix::process::ExitStatusExt;
 use std::process::Stdio;
 
 use nix::sys::signal::{Signal, kill};
 
+use super::away::starting;
 use crate::doctor::command;
 use crate::harness::client::Client;
 use crate::harness::command::{cli, path_with};
@@ -16,6 +18,7 @@ use crate::harness::{Outcome, eventually};
 
 tests! {
     status_waits_for_a_service_that_ends_to_be_back: [Bus],
+    status_asks_for_a_start_once: [Bus],
     status_waits_for_no_model_where_there_is_to_be_none: [Bus],
     a_doctor_that_is_ended_waits_for_no_driver: [],
 }
@@ -45,6 +48,18 @@ async fn status_waits_for_a_service_that_ends_to_be_back() -> Outcome {
     let waited = waited?.success()?;
     assert!(waited.contains("ready"), "{waited}");
     daemon?.stop().await
+}
+
+/// A service that is started for each look at it would use up what systemd allows a unit.
+async fn status_asks_for_a_start_once() -> Outcome {
+    let folder = tempfile::tempdir()?;
+    let (bus, started) = starting(folder.path()).await?;
+    let refused = cli(&bus, &["status", "--wait=5"]).await?;
+    assert_eq!(refused.code, Some(3), "{}", refused.stdout);
+    // Why it came to nothing is told all the same.
+    assert!(refused.stderr.contains("exited with status 1"), "{}", refused.stderr);
+    assert_eq!(fs::read_to_string(started)?, "\n");
+    Ok(())
 }
 
 async fn status_waits_for_no_model_where_there_is_to_be_none() -> Outcome {

@@ -5,6 +5,7 @@ mod cli;
 mod devices;
 mod dumps;
 mod inherited;
+mod open_files;
 mod worker;
 
 fn main() -> std::process::ExitCode {

@@ -28,6 +28,7 @@ use std::io::IsTerminal;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::cli::{Done, block_on_and_clear, pretty_json, printed};
+use crate::open_files;
 use corpus::Corpus;
 use machine::Machine;
 use quality::Pairs;
@@ -38,6 +39,8 @@ use stage::Stage;
 pub use args::Args;
 
 pub fn run(args: Args) -> Done {
+    // Each client of each place of each variant has a connection of its own.
+    open_files::allow_most();
     // One thread, like a client has: a call is not handed from thread to thread on its way.
     block_on_and_clear(async {
         if args.driven { driven::run(args).await } else { bench(args).await }

@@ -8,6 +8,8 @@ use op_dbus_engine::{Backend, BackendError, Batch};
 use op_dbus_native::{Isa, Precision, peak};
 use serde_json::Value;
 
+use crate::cli::tell;
+
 /// How long one measurement of the peak takes.
 const TIME: Duration = Duration::from_millis(100);
 
@@ -41,8 +43,7 @@ impl Products {
     /// As large as keep the device of `spec` busy; `None`, with a word on standard error, where it fails.
     pub fn on(spec: &Spec) -> Option<Self> {
         let made = Self::busy(spec);
-        made.inspect_err(|error| eprintln!("op-dbus bench: no peak of {}: {error}", spec.provider))
-            .ok()
+        made.inspect_err(|error| tell(format_args!("no peak of {}: {error}", spec.provider))).ok()
     }
 
     fn busy(spec: &Spec) -> Result<Self, BackendError> {
@@ -62,7 +63,8 @@ impl Products {
     /// Operations per second, two for each multiplication with addition: the median of some batches.
     pub fn measure(&mut self) -> Option<f64> {
         let times: Result<Vec<_>, _> = (0..BATCHES).map(|_| self.once()).collect();
-        let mut times = times.inspect_err(|error| eprintln!("op-dbus bench: {error}")).ok()?;
+        let untold = |error: &BackendError| tell(format_args!("no peak of a device: {error}"));
+        let mut times = times.inspect_err(untold).ok()?;
         times.sort_unstable();
         let side = self.side as f64;
         Some(2.0 * side.powi(3) * PRODUCTS as f64 / times[BATCHES / 2].as_secs_f64())

@@ -51,20 +51,30 @@ pub async fn connect(bus: &Bus) -> Result<Service, Failure> {
     }
 }
 
-/// The service once `bus` is there, the service is on it and its model is loaded: for `limit` at most. One that
-/// ends is waited for until it is back.
+/// The service once `bus` is there, the service is on it and its model is loaded: for `limit` at most. The bus is asked
+/// for it once, which starts one that is not running. One that ends is waited for until it is back.
 ///
 /// # Errors
 /// When it takes longer, the service could not load its model, or it is to have none.
 pub async fn wait(bus: &Bus, limit: Duration) -> Result<Service, Failure> {
     let mut found = Err(silent(bus, limit));
     let settled = async {
+        // What is said of a service that is not there, once it was asked for: each further question would start it, and
+        // systemd refuses a unit that is started a few times in a minute.
+        let mut absent: Option<Failure> = None;
         // By a new connection each time: what is not there yet may also go once more.
         loop {
             let asked = async {
                 let service = connect(bus).await?;
-                let properties = service.properties().await?;
-                Ok((service, properties))
+                if let Some(absent) = &absent
+                    && !service.is_running().await?
+                {
+                    return Err(absent.clone());
+                }
+                let properties = service.properties().await;
+                let why = properties.as_ref().err().cloned();
+                absent.get_or_insert_with(|| why.unwrap_or_else(|| service.absent("")));
+                Ok((service, properties?))
             };
             found = match asked.await {
                 Ok((service, properties)) => match properties.text("State") {
@@ -236,18 +246,7 @@ impl Service {
             });
         }
         if let Some(why) = absence(error) {
-            let why = match why.trim_end_matches('.') {
-                "" => String::new(),
-                why => format!(" ({why})"),
-            };
-            let start = match &self.bus {
-                Bus::System => "`systemctl start op-dbus`".to_owned(),
-                bus => format!("`op-dbus daemon --bus {bus}`"),
-            };
-            return Failure::unreachable(format!(
-                "the service {BUS_NAME} is not on {}{why}: start it with {start}",
-                place(&self.bus)
-            ));
+            return self.absent(why);
         }
         if is_lost(error) {
             return Failure::unreachable(format!(
@@ -256,6 +255,22 @@ impl Service {
             ));
         }
         Failure::refused(format!("the call failed: {error}"))
+    }
+
+    /// What to say of a service that is not on the bus, and why it is not, where that is known.
+    fn absent(&self, why: &str) -> Failure {
+        let why = match why.trim_end_matches('.') {
+            "" => String::new(),
+            why => format!(" ({why})"),
+        };
+        let start = match &self.bus {
+            Bus::System => "`systemctl start op-dbus`".to_owned(),
+            bus => format!("`op-dbus daemon --bus {bus}`"),
+        };
+        Failure::unreachable(format!(
+            "the service {BUS_NAME} is not on {}{why}: start it with {start}",
+            place(&self.bus)
+        ))
     }
 }
 

@@ -1,13 +1,12 @@
 //! `op-dbus daemon`: the service. Its flags are made from the table of settings.
 
 use clap::Command;
-use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use op_dbus_daemon::daemon::{self, WorkerProgram};
 use op_dbus_daemon::settings::{Group, ROWS, Row, Settings, Sources};
 
 use super::flags::{self, Given};
 use super::{Done, SERVICE_EXIT_CODES};
-use crate::dumps;
+use crate::{dumps, open_files};
 
 const ABOUT: &str = "Run the service";
 
@@ -43,12 +42,8 @@ pub fn run(args: Given<Flags>) -> Done {
     if !loaded.settings.core_dumps {
         dumps::refuse();
     }
-    // A shell leaves a program 1,024 descriptors, as more would be too many for select(2). Without free ones calls by
-    // descriptor are refused.
-    if let Ok((_, most)) = getrlimit(Resource::RLIMIT_NOFILE) {
-        // Nobody is refused what the hard limit allows.
-        setrlimit(Resource::RLIMIT_NOFILE, most, most).ok();
-    }
+    // Without free descriptors calls by descriptor are refused.
+    open_files::allow_most();
     // Computing is done elsewhere, and every further thread is woken in vain now and then. But one alone
     // reads nobody's call while it tokenizes another's.
     let cores = std::thread::available_parallelism().map_or(1, usize::from);

@@ -146,7 +146,7 @@ impl Examination {
         let mut general = service::checks(&self.bus, &self.bus_origin, is_unit).await;
         general.push(model);
         general.extend(record.iter().flat_map(|model| general::fit(&self.loaded, model)));
-        general.extend(unit::masked(&self.unit));
+        general.extend(unit::unstartable(&self.unit));
         general.extend(unit::other_user(&self.unit));
         general.extend(self.of_unit.iter().cloned());
         // On another bus it is not the unit that would be started.

@@ -66,7 +66,7 @@ pub fn pretty_json(value: &impl Serialize) -> String {
 }
 
 /// Why a command did not do what it was asked for.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
     code: u8,
     message: String,

@@ -11,6 +11,8 @@ use std::path::{self, Path, PathBuf};
 use nix::fcntl::{AT_FDCWD, AtFlags, OFlag, open};
 use nix::sys::stat::Mode;
 use nix::unistd::linkat;
+use rustix::fs::{FallocateFlags, fallocate};
+use rustix::io::Errno;
 
 /// The extended attribute with a file's list of rights beyond its mode.
 const ACL: &str = "system.posix_acl_access";
@@ -69,7 +71,8 @@ impl Unnamed {
     /// folder of ours, or has an owner, a group or a list of rights that ours can't have), writes over it.
     ///
     /// # Errors
-    /// When neither works, another file has come to be there meanwhile, or another command is writing to it.
+    /// When neither works, another file has come to be there meanwhile, another command is writing to it, or there is no
+    /// room to write over it, for which it is left as it is.
     pub fn take_its_place(mut self) -> io::Result<()> {
         self.refuse_another()?;
         if self.may_replace && self.replace().is_ok() {
@@ -77,7 +80,10 @@ impl Unnamed {
         }
         // It may be what was in the way.
         self.refuse_another()?;
-        self.old.as_ref().map_or(Ok(()), take)?;
+        if let Some(old) = &self.old {
+            take(old)?;
+            refuse_without_room(old, self.file.metadata()?.len())?;
+        }
         self.file.rewind()?;
         io::copy(&mut self.file, &mut emptied(&self.place)?).map(drop)
     }
@@ -179,6 +185,23 @@ pub fn made(path: &Path) -> io::Result<File> {
 fn take(file: &File) -> io::Result<()> {
     match file.try_lock() {
         Err(TryLockError::WouldBlock) => Err(taken("is writing to the file")),
+        _ => Ok(()),
+    }
+}
+
+/// Refuses to write over a file what its file system has no room for, before what is in it is lost. One that can't tell
+/// is written to.
+///
+/// # Errors
+/// When there is no room for so many bytes.
+fn refuse_without_room(file: &File, bytes: u64) -> io::Result<()> {
+    let before = file.metadata()?.len();
+    match fallocate(file, FallocateFlags::KEEP_SIZE, 0, bytes) {
+        Err(error @ (Errno::NOSPC | Errno::DQUOT | Errno::FBIG)) => {
+            // Behind its end may be what there was room for.
+            file.set_len(before).ok();
+            Err(error.into())
+        }
         _ => Ok(()),
     }
 }

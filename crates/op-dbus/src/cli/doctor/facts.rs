@@ -99,7 +99,7 @@ pub enum Blocks {
     When(&'static str),
     /// When it lists something, and this is not in it.
     Unless(&'static str),
-    /// When it has neither the devices of a driver, nor these nodes, in which `#` stands for a number.
+    /// When it has neither this group of devices, nor these nodes, in which `#` stands for a number.
     Closed(&'static str, &'static [&'static str]),
 }
 
@@ -188,8 +188,9 @@ const fn closed(device: &'static str, nodes: &'static [&'static str]) -> Directi
     let why = "keeps the device nodes closed";
     Directive { property: "DeviceAllow", blocks: Blocks::Closed(device, nodes), why }
 }
-const NVIDIA_CLOSED: Directive =
-    closed("char-nvidia", &["/dev/nvidiactl", "/dev/nvidia#", "/dev/nvidia-uvm"]);
+const NVIDIA_CLOSED: Directive = closed("char-nvidia", &["/dev/nvidiactl", "/dev/nvidia#"]);
+/// The driver's node for memory, which is of a group of its own.
+const UVM_CLOSED: Directive = closed("char-nvidia-uvm", &["/dev/nvidia-uvm"]);
 const KFD_CLOSED: Directive = closed("char-kfd", &["/dev/kfd"]);
 const CARD_CLOSED: Directive = closed("char-drm", &["/dev/dri/renderD#"]);
 const ACCEL_CLOSED: Directive = closed("char-accel", &["/dev/accel/accel#"]);
@@ -202,7 +203,8 @@ const NO_ADDRESSES: Directive = Directive {
     why: "forbids sockets of a network",
 };
 
-const ON_NVIDIA: &[Directive] = &[NO_NODES, NVIDIA_CLOSED, NO_CODE, NO_PROC, NO_BINDING];
+const ON_NVIDIA: &[Directive] =
+    &[NO_NODES, NVIDIA_CLOSED, UVM_CLOSED, NO_CODE, NO_PROC, NO_BINDING];
 const ON_AMD: &[Directive] = &[NO_NODES, KFD_CLOSED, CARD_CLOSED, NO_CODE, NO_PROC, NO_BINDING];
 const ON_CARD: &[Directive] = &[NO_NODES, CARD_CLOSED, NO_CODE, NO_PROC];
 const ON_NPU: &[Directive] = &[NO_NODES, ACCEL_CLOSED, NO_CODE, NO_PROC];

@@ -1,5 +1,6 @@
 //! The installed unit: who the service runs as, and which of its directives block a provider.
 
+mod devices;
 mod fleet;
 mod groups;
 mod sandbox;
@@ -17,6 +18,8 @@ pub use groups::other_user;
 
 const NAME: &str = "op-dbus.service";
 const MASKED: &str = "op-dbus.service is masked";
+/// Of one whose files say what is no service, or can't be read.
+const UNLOADED: &str = "systemd can't load op-dbus.service";
 const PROPERTIES: &str = "LoadState,User,Group,PrivateDevices,DevicePolicy,DeviceAllow,\
                           MemoryDenyWriteExecute,ProcSubset,PrivateNetwork,RestrictAddressFamilies,SystemCallFilter,SupplementaryGroups,\
                           StateDirectory,CacheDirectory,RuntimeDirectory,ProtectSystem,ProtectHome,PrivateTmp,\
@@ -51,6 +54,7 @@ impl Unit {
         match unit.value("LoadState").as_str() {
             "loaded" => Ok(unit),
             "masked" => Err(MASKED.to_owned()),
+            "bad-setting" | "error" => Err(UNLOADED.to_owned()),
             _ => Err(format!("{NAME} is not installed")),
         }
     }
@@ -127,16 +131,7 @@ impl Unit {
         let value = self.value(directive.property);
         match directive.blocks {
             Blocks::When(blocking) => value == blocking,
-            Blocks::Closed(driver, nodes) => {
-                let is_node = |word: &str, node: &str| match node.strip_suffix('#') {
-                    Some(node) => word.strip_prefix(node).is_some_and(|n| n.parse::<u32>().is_ok()),
-                    None => word == node,
-                };
-                let allows = |node: &&str| value.split(' ').any(|word| is_node(word, node));
-                let allowed =
-                    value.split(' ').any(|word| word == driver) || nodes.iter().all(allows);
-                !allowed && !self.open_to_devices()
-            }
+            Blocks::Closed(group, nodes) => !self.opens(group, nodes),
             // An empty list leaves all open.
             Blocks::Unless(_) if value.is_empty() => false,
             // A list of what is forbidden.
@@ -145,10 +140,6 @@ impl Unit {
             }
             Blocks::Unless(word) => !value.split_whitespace().any(|one| one == word),
         }
-    }
-
-    fn open_to_devices(&self) -> bool {
-        self.value("DevicePolicy") == "auto" && self.value("DeviceAllow").is_empty()
     }
 }
 
@@ -170,9 +161,17 @@ fn words(list: &str) -> Vec<String> {
 }
 
 /// Tells of a unit that can't be started.
-pub fn masked(unit: &Result<Unit, String>) -> Option<Check> {
-    let why = unit.as_ref().err().filter(|why| why.as_str() == MASKED)?;
-    Some(Check::wrong(UNIT, why, format!("type `systemctl unmask {NAME}`")))
+pub fn unstartable(unit: &Result<Unit, String>) -> Option<Check> {
+    let why = unit.as_ref().err()?.as_str();
+    let next = match why {
+        MASKED => format!("type `systemctl unmask {NAME}`"),
+        UNLOADED => format!(
+            "type `systemd-analyze verify {NAME}`, mend what it names, and type `systemctl \
+             daemon-reload`"
+        ),
+        _ => return None,
+    };
+    Some(Check::wrong(UNIT, why, next))
 }
 
 /// The directives that block the provider, and what `more` of the unit is in its way, in one check.
@@ -236,7 +235,8 @@ mod tests {
     const STRICT: &str = "LoadState=loaded\nUser=op-dbus\nPrivateDevices=yes\nDevicePolicy=closed\n\
                           MemoryDenyWriteExecute=yes\nProcSubset=pid\nSystemCallFilter=read write";
     const OPEN: &str = "LoadState=loaded\nUser=op-dbus\nPrivateDevices=no\nDevicePolicy=closed\n\
-                        DeviceAllow=char-nvidia rw\nDeviceAllow=char-drm rw\n\
+                        DeviceAllow=char-nvidia rw\nDeviceAllow=char-nvidia-uvm rw\n\
+                        DeviceAllow=char-drm rw\n\
                         MemoryDenyWriteExecute=no\nProcSubset=all\nSystemCallFilter=mbind read";
 
     fn checked(shown: &str, provider: Provider) -> Check {
@@ -265,14 +265,17 @@ mod tests {
     }
 
     #[test]
-    fn nodes_may_be_opened_one_by_one() {
-        let nodes = |listed: &[&str]| {
-            let listed: String =
-                listed.iter().map(|node| format!("DeviceAllow=/dev/{node} rw\n")).collect();
-            checked(&OPEN.replace("DeviceAllow=char-nvidia rw\n", &listed), Provider::Cuda).state
+    fn what_keeps_devices_closed_is_named_however_they_are_listed() {
+        let found = |listed: &[&str]| {
+            let listed = listed.iter().map(|one| format!("\nDeviceAllow={one} rw"));
+            let listed: String = listed.collect();
+            let nvidia = "\nDeviceAllow=char-nvidia rw\nDeviceAllow=char-nvidia-uvm rw";
+            checked(&OPEN.replace(nvidia, &listed), Provider::Cuda).found
         };
-        assert_eq!(nodes(&["nvidia0", "nvidiactl", "nvidia-uvm"]), State::Ok);
-        assert_eq!(nodes(&["nvidia0", "nvidiactl"]), State::Wrong);
+        assert_eq!(found(&["char-nvidia*"]), "op-dbus.service lets it compute");
+        let closed = "DeviceAllow without char-nvidia-uvm keeps the device nodes closed";
+        assert_eq!(found(&["char-nvidia"]), closed);
+        assert_eq!(found(&["/dev/nvidia0", "/dev/nvidiactl"]), closed);
     }
 
     #[test]
@@ -353,12 +356,18 @@ mod tests {
     }
 
     #[test]
-    fn a_masked_unit_stands_in_the_way() {
-        let check = masked(&Unit::parse("LoadState=masked")).unwrap();
-        assert_eq!(check.state, State::Wrong);
-        assert_eq!(check.next, Some("type `systemctl unmask op-dbus.service`".to_owned()));
+    fn a_unit_that_cant_be_started_stands_in_the_way() {
+        for (state, command) in [
+            ("masked", "type `systemctl unmask op-dbus.service`"),
+            ("bad-setting", "type `systemd-analyze verify op-dbus.service`, "),
+            ("error", "type `systemd-analyze verify op-dbus.service`, "),
+        ] {
+            let check = unstartable(&Unit::parse(&format!("LoadState={state}"))).unwrap();
+            assert_eq!(check.state, State::Wrong, "{state}");
+            assert!(check.next.unwrap().starts_with(command), "{state}");
+        }
         for other in ["LoadState=loaded", "LoadState=not-found"] {
-            assert!(masked(&Unit::parse(other)).is_none(), "{other}");
+            assert!(unstartable(&Unit::parse(other)).is_none(), "{other}");
         }
     }
 

@@ -166,9 +166,8 @@ mod tests {
             "failures": { "overloaded": calls, "too-large": 3 },
             "queue_us_buckets": [[16, 100], [1024, calls]],
         });
-        let mut reading = Reading::new(status, statistics, json!([])).unwrap();
-        reading.at = *START + Duration::from_secs(seconds);
-        reading
+        let at = *START + Duration::from_secs(seconds);
+        Reading::new(at, status, statistics, json!([])).unwrap()
     }
 
     #[test]
@@ -196,9 +195,8 @@ mod tests {
             };
             let workers: Vec<_> = workers.iter().map(worker).collect();
             let status = json!({ "pid": 1, "since": 5, "workers": workers });
-            let mut reading = Reading::new(status, json!({}), json!([])).unwrap();
-            reading.at = *START + Duration::from_secs(seconds);
-            reading
+            let at = *START + Duration::from_secs(seconds);
+            Reading::new(at, status, json!({}), json!([])).unwrap()
         };
         let busy = |before: &[Told], after: &[Told]| -> Vec<(u32, f64)> {
             let workers = Interval::between(&at(0, before), &at(1, after)).unwrap().workers;

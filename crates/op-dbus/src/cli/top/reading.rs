@@ -15,13 +15,14 @@ use op_dbus_api::json_object;
 
 type Dictionary = HashMap<String, OwnedVariant>;
 
-/// How long the service may take to answer; its answer is in memory, but for the devices, whose drivers
-/// get less.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long the service may take to answer; its answer is in memory, but for the devices: one whose driver hangs has it
+/// wait for 5 s.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(8);
 
 /// One reading. What an older service does not tell is zero or empty.
 #[derive(Debug)]
 pub struct Reading {
+    /// When the counters were read.
     pub at: Instant,
     pub status: Status,
     pub statistics: Statistics,
@@ -97,10 +98,15 @@ pub struct Statistics {
 impl Reading {
     /// # Errors
     /// When a value is of another type than the interface says.
-    pub fn new(status: Value, statistics: Value, devices: Value) -> Result<Self, Failure> {
+    pub fn new(
+        at: Instant,
+        status: Value,
+        statistics: Value,
+        devices: Value,
+    ) -> Result<Self, Failure> {
         let lines = devices.as_array().into_iter().flatten().filter_map(device_line).collect();
         Ok(Self {
-            at: Instant::now(),
+            at,
             status: typed(&status)?,
             statistics: typed(&statistics)?,
             devices: lines,
@@ -142,14 +148,16 @@ impl Source {
         let answers = async {
             let status: Dictionary = service.read_if_running("GetStatus").await?;
             let statistics: Dictionary = service.read_if_running("GetStatistics").await?;
+            // Drivers may take long to tell of devices, and rates are over the time between counters.
+            let at = Instant::now();
             let devices: Vec<Dictionary> = service.read_if_running("ListDevices").await?;
-            Ok::<_, Failure>((status, statistics, devices))
+            Ok::<_, Failure>((at, status, statistics, devices))
         };
         let answers = tokio::time::timeout(ANSWER_TIMEOUT, answers).await;
-        let (status, statistics, devices) =
+        let (at, status, statistics, devices) =
             answers.unwrap_or_else(|_| Err(service.silent(ANSWER_TIMEOUT)))?;
         self.service = Some(service);
         let devices = devices.iter().map(json_object).collect();
-        Reading::new(json_object(&status), json_object(&statistics), devices)
+        Reading::new(at, json_object(&status), json_object(&statistics), devices)
     }
 }

@@ -44,20 +44,23 @@ impl History {
 /// Draws the page, which changes once a `period`, into all of `frame`.
 pub fn draw(frame: &mut Frame<'_>, view: &View<'_>, history: &History, period: Duration) {
     let area = frame.area();
-    let (about, times) = (view.about(), view.times());
-    let counts: Vec<Line<'_>> = view.counts().into_iter().chain(view.devices()).collect();
+    let about = Paragraph::new(view.about()).wrap(Wrap { trim: false });
+    let (times, counts) = (view.times(), view.counts());
+    let counts: Vec<Line<'_>> = counts.into_iter().chain(view.devices()).collect();
     let height = |lines: &[Line<'_>]| u16::try_from(lines.len()).unwrap_or(u16::MAX);
-    // A sentence why there is nothing to show may need more than its line.
-    let about_lines = if view.reading.is_some() { height(&about) } else { 3 };
+    // A sentence why there is nothing to show, or why it is not as it should be, may need more than its line.
+    let about_lines = about.line_count(area.width).min(area.height.into()) as u16;
     // Empty lines before each section but the first, which go first when there is no room.
     let fixed = about_lines + 3 + height(&counts) + height(&times);
     let wanted = height(&view.workers(usize::MAX));
     let spare = area.height.saturating_sub(fixed.saturating_add(wanted));
     let gap = u16::from(spare >= 4);
     let chart = (1 + spare.saturating_sub(4 * gap) / 2).min(CHART_LINES_MAX);
-    let [about_area, _, legend, texts, tokens, _, counts_area, _, times_area, _, workers_area] =
+    // By itself: what has no room below is not to take lines from it.
+    let [about_area, rest] =
+        Layout::vertical([Constraint::Length(about_lines), Constraint::Min(0)]).areas(area);
+    let [_, legend, texts, tokens, _, counts_area, _, times_area, _, workers_area] =
         Layout::vertical([
-            Constraint::Length(about_lines),
             Constraint::Length(gap),
             Constraint::Length(1),
             Constraint::Length(chart),
@@ -69,8 +72,8 @@ pub fn draw(frame: &mut Frame<'_>, view: &View<'_>, history: &History, period: D
             Constraint::Length(gap),
             Constraint::Min(0),
         ])
-        .areas(area);
-    frame.render_widget(Paragraph::new(about).wrap(Wrap { trim: false }), about_area);
+        .areas(rest);
+    frame.render_widget(about, about_area);
     draw_legend(frame, view, period, legend);
     for ((name, of), area) in RATES.into_iter().zip([texts, tokens]) {
         let label = rate_label(view.interval, of);

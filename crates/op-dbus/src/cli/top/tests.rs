@@ -36,10 +36,9 @@ fn reading(seconds: u64, status: &Value) -> Reading {
           "memory_used": 2_147_483_648_u64, "utilisation_percent": 61.4 },
         { "name": "cuda:0", "in_use": false, "utilisation_percent": 1.0 },
     ]);
-    let mut reading = Reading::new(status.clone(), statistics, devices).unwrap();
     // Exactly seconds apart, however long this takes.
-    reading.at = *START + Duration::from_secs(seconds);
-    reading
+    let at = *START + Duration::from_secs(seconds);
+    Reading::new(at, status.clone(), statistics, devices).unwrap()
 }
 
 static START: LazyLock<Instant> = LazyLock::new(Instant::now);
@@ -158,6 +157,23 @@ fn a_service_that_has_failed_says_why() {
     let text = plain(&view(Some(&reading(1, &status)), None));
     assert!(text.contains("\nmedium (all-MiniLM-L6-v2: "), "{text}");
     assert!(text.contains("\nNot embedding: no worker of all-MiniLM-L6-v2 can be had\n"), "{text}");
+}
+
+/// However many lines that takes.
+#[test]
+fn reasons_are_shown_to_their_ends() {
+    let reason = |end: &str| Value::from("one reason of many, ".repeat(9) + end);
+    let mut status = status(&[]);
+    status["state"] = "failed".into();
+    status["fallback_reason"] = reason("end-of-the-fallback");
+    status["status"] = reason("end-of-the-failure");
+    let page = drawn((80, 24), &view(Some(&reading(1, &status)), None), &History::default());
+    for told in ["end-of-the-fallback", "end-of-the-failure", "q ends", "\nFailures"] {
+        assert!(page.contains(told), "{told}: {page}");
+    }
+    // Where there is room for no more, they are what is left.
+    let page = drawn((80, 9), &view(Some(&reading(1, &status)), None), &History::default());
+    assert!(page.ends_with("end-of-the-failure\n"), "{page}");
 }
 
 #[test]

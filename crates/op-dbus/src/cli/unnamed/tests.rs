@@ -141,7 +141,7 @@ fn what_has_a_list_of_rights_keeps_it() {
     fs::write(&place, "old").unwrap();
     let list = match give_list(&place, 0, 6) {
         // Nothing to lose on this file system.
-        Err(rustix::io::Errno::NOTSUP) => return,
+        Err(Errno::NOTSUP) => return,
         given => given.unwrap(),
     };
     let inode = fs::metadata(&place).unwrap().ino();
@@ -160,8 +160,13 @@ fn make_no_files() {
     let creates = SeccompCmpOp::MaskedEq(libc::O_CREAT as u64);
     let creates = SeccompCondition::new(2, SeccompCmpArgLen::Dword, creates, libc::O_CREAT as u64);
     let rules = vec![SeccompRule::new(vec![creates.unwrap()]).unwrap()];
-    let rules = [(libc::SYS_openat, rules)].into();
-    let refuse = SeccompAction::Errno(libc::EACCES as u32);
+    fail(libc::SYS_openat, rules, libc::EACCES);
+}
+
+/// From now on a system call of this thread fails, where it has `rules` when one of them holds.
+fn fail(call: i64, rules: Vec<SeccompRule>, error: i32) {
+    let rules = [(call, rules)].into();
+    let refuse = SeccompAction::Errno(error as u32);
     let architecture = env::consts::ARCH.try_into().unwrap();
     let filter = SeccompFilter::new(rules, SeccompAction::Allow, refuse, architecture).unwrap();
     seccompiler::apply_filter(&BpfProgram::try_from(filter).unwrap()).unwrap();
@@ -183,4 +188,29 @@ fn what_is_there_is_not_opened_as_if_it_were_to_be_made() {
     .join()
     .unwrap();
     assert_eq!(fs::read(&place).unwrap(), b"new");
+}
+
+#[test]
+fn what_is_there_stays_where_there_is_no_room_for_another() {
+    let folder = tempfile::tempdir().unwrap();
+    let place = folder.path().join("old");
+    // What becomes of it where room can't be had for this reason.
+    let written_over = |error: i32| {
+        fs::write(&place, "old").unwrap();
+        let file = file(folder.path(), 0o600).unwrap();
+        (&file).write_all(b"new, and longer").unwrap();
+        let old = Some(File::options().write(true).open(&place).unwrap());
+        let unnamed = Unnamed { file, place: place.clone(), old, may_replace: false };
+        let ended = std::thread::spawn(move || {
+            fail(libc::SYS_fallocate, Vec::new(), error);
+            unnamed.take_its_place()
+        });
+        let refused = ended.join().unwrap().err().and_then(|error| error.raw_os_error());
+        (refused, fs::read_to_string(&place).unwrap())
+    };
+    for error in [libc::ENOSPC, libc::EDQUOT, libc::EFBIG] {
+        assert_eq!(written_over(error), (Some(error), "old".to_owned()));
+    }
+    // Not every file system can say.
+    assert_eq!(written_over(libc::EOPNOTSUPP), (None, "new, and longer".to_owned()));
 }
