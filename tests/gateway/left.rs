@@ -66,7 +66,7 @@ async fn leaves(
 }
 
 /// Waits for this line of the metrics.
-async fn told(gateway: &Gateway, line: &str) -> Outcome {
+pub async fn told(gateway: &Gateway, line: &str) -> Outcome {
     let is_told = async || Ok(gateway.get("/metrics").await?.text.lines().any(|had| had == line));
     eventually(line, is_told).await
 }

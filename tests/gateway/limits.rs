@@ -11,6 +11,7 @@ use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
+use super::waiting::Crowded;
 use super::{Stage, sentence};
 use crate::harness::bus::PrivateBus;
 use crate::harness::command::{clean, finish};
@@ -25,7 +26,6 @@ tests! {
     what_is_too_large_is_refused: [Bus, Curl],
     who_is_refused_while_still_sending_reads_why: [Bus, Curl],
     a_full_gateway_says_when_to_come_back: [Bus, Curl],
-    texts_in_flight_are_bounded_as_well: [Bus, Curl],
     a_full_service_says_when_to_come_back: [Bus, Curl],
     idle_connections_keep_nobody_out: [Bus, Curl],
     idle_connections_keep_nobody_out_where_files_are_few: [Bus, Curl],
@@ -90,40 +90,22 @@ async fn who_is_refused_while_still_sending_reads_why() -> Outcome {
 }
 
 async fn a_full_gateway_says_when_to_come_back() -> Outcome {
-    let stage = Stage::sim().await?;
-    stage.daemon.signal_workers(Signal::SIGSTOP).await?;
-    let waiting = requests(&stage.gateway, 64, &["in flight"])?;
-    stage.daemon.client().counted("in_flight_calls", 64).await?;
-    let refused = stage.gateway.post("/embed", &json!({"inputs": "one more"})).await?;
-    assert_eq!(refused.status, 429, "{}", refused.text);
-    assert_eq!(refused.headers.get("retry-after").map(String::as_str), Some("1"));
-    let said = said_after(&stage.gateway, "/embed", JSON).await?;
+    let crowded = Crowded::start().await?;
+    // As many as there are connections for.
+    let clients = crowded.ask(512, 1).await?;
+    crowded.told(64, 256).await?;
+    let said = said_after(&crowded.gateway, "/embed", JSON).await?;
     assert!(said.starts_with("HTTP/1.1 429 ") && said.contains("retry-after: 1\r\n"), "{said}");
     // What asks for no work is answered all the same.
-    assert_eq!(stage.gateway.get("/health").await?.status, 200);
-    let metrics = stage.gateway.get("/metrics").await?;
-    assert!(metrics.text.contains("op_dbus_http_requests_in_flight 64\n"), "{}", metrics.text);
-    all_answered(&stage, waiting).await?;
-    stage.end().await.map(drop)
-}
-
-async fn texts_in_flight_are_bounded_as_well() -> Outcome {
-    let stage = Stage::sim().await?;
-    stage.daemon.signal_workers(Signal::SIGSTOP).await?;
-    let large = requests(&stage.gateway, 2, &["x"; 16_384])?;
-    stage.daemon.client().counted("in_flight_calls", 2).await?;
-    // As many texts as go first in the service are worked on beside them.
-    let small = requests(&stage.gateway, 1, &["x"; 63])?;
-    stage.daemon.client().counted("in_flight_calls", 3).await?;
-    let more = json!({"inputs": vec!["x"; 1000]});
-    let refused = stage.gateway.post("/embed", &more).await?;
-    assert_eq!(refused.status, 429, "{}", refused.text);
-    assert!(refused.text.contains("as many texts in flight as it takes"), "{}", refused.text);
-    all_answered(&stage, small).await?;
-    drop(large);
-    let has_room = async || Ok(stage.gateway.post("/embed", &more).await?.status == 200);
-    eventually("room again", has_room).await?;
-    stage.end().await.map(drop)
+    assert_eq!(crowded.gateway.get("/health").await?.status, 200);
+    let answers = crowded.answers(clients).await?;
+    let (answered, refused): (Vec<_>, Vec<_>) =
+        answers.into_iter().partition(|said| said.starts_with("HTTP/1.1 200 "));
+    assert_eq!(answered.len(), 64 + 256);
+    for said in refused {
+        assert!(said.starts_with("HTTP/1.1 429 ") && said.contains("retry-after: 1\r\n"), "{said}");
+    }
+    crowded.gateway.stop().await.map(drop)
 }
 
 async fn idle_connections_keep_nobody_out() -> Outcome {

@@ -13,6 +13,7 @@ mod refusals;
 mod replies;
 mod starting;
 mod tei;
+mod waiting;
 mod weight;
 
 use std::fs;
@@ -45,6 +46,7 @@ pub fn all() -> Vec<Test> {
         replies::tests(),
         starting::tests(),
         tei::tests(),
+        waiting::tests(),
         weight::tests(),
     ];
     modules.into_iter().flatten().collect()

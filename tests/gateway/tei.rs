@@ -217,7 +217,7 @@ async fn info_tells_what_clients_ask_before_they_send_texts() -> Outcome {
         "model_id": client.embedder.model().await?,
         "model_dtype": "float32",
         "model_type": {"embedding": {}},
-        "max_concurrent_requests": 64,
+        "max_concurrent_requests": 320,
         "max_input_length": client.embedder.max_input_tokens().await?,
         "max_client_batch_size": 256,
         "auto_truncate": true,

@@ -67,7 +67,9 @@ fn said_before(connect: Connect, bytes: &[u8]) -> String {
         tokio::join!(connection, client).1
     });
     assert_eq!(gateway.places.requests.available_permits(), limits::REQUESTS);
-    assert_eq!(gateway.bodies.available_permits(), limits::BODIES_BYTES);
+    assert_eq!(gateway.places.waiting.available_permits(), limits::WAITING);
+    assert_eq!(gateway.places.kept.available_permits(), limits::WAITING_BYTES);
+    assert_eq!(gateway.places.bodies.available_permits(), limits::BODIES_BYTES);
     assert_eq!(gateway.places.texts.available_permits(), limits::TEXTS_IN_FLIGHT);
     assert_eq!(gateway.places.replies.available_permits(), limits::REPLIES_BYTES);
     String::from_utf8_lossy(&said).into_owned()

@@ -83,8 +83,6 @@ struct Gateway {
     checks_host: bool,
     /// For requests that ask for work, once all of them is there.
     places: Arc<Places>,
-    /// One permit for each byte of bodies that are read.
-    bodies: Arc<Semaphore>,
     /// The right to take a large body apart.
     parsing: Arc<Semaphore>,
     metrics: Metrics,
@@ -102,7 +100,6 @@ impl Gateway {
             key,
             checks_host,
             places: Arc::default(),
-            bodies: Arc::new(Semaphore::new(limits::BODIES_BYTES)),
             parsing: Arc::new(Semaphore::new(1)),
             metrics: Metrics::default(),
             leaving: Arc::default(),

@@ -13,6 +13,12 @@ pub const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 pub const TOLD_PAUSE: Duration = Duration::from_secs(60);
 /// Requests that ask for work at once, until their replies are made.
 pub const REQUESTS: usize = 64;
+/// Requests beside these that wait for their place, of which all is there. Half of the connections are left for what is
+/// asked beside them, and for replies that are read.
+pub const WAITING: usize = CONNECTIONS / 2;
+/// How long a request waits for its place: so much less than the minute for which many clients and proxies wait for an
+/// answer that they are told why they have none, and that one with a place at last can be done within it.
+pub const PLACE_TIME: Duration = Duration::from_secs(45);
 /// Texts of these requests together, but for the first [`SMALL_TEXTS`] of each.
 pub const TEXTS_IN_FLIGHT: usize = 32_768;
 /// Texts of each request that do not count for that, so that small ones are worked on beside large ones: as many as a
@@ -37,22 +43,29 @@ pub const TOKENIZED_BYTES_PER_CALL: usize = 256 << 10;
 pub const TOKENIZED_BYTES_PER_TEXT: usize = 512;
 /// Token ids that count as one of [`TEXTS`] where more are sent for a text: they take twice their body or
 /// more, and again as much on their way over the bus. Those that do not count, as they are within the first
-/// [`SMALL_TEXTS`], are 4 MiB in all of [`REQUESTS`], and 4 MiB on the bus.
+/// [`SMALL_TEXTS`], are 4 MiB in all of [`REQUESTS`], and 4 MiB on the bus; of those that wait they are 16 MiB
+/// more.
 pub const IDS_PER_TEXT: usize = 256;
+/// Bytes that all requests which wait for their places take together.
+pub const WAITING_BYTES: usize = 256 << 20;
+/// Bytes of these that a text counts for which needs a place among [`TEXTS_IN_FLIGHT`], beside what was sent: it is
+/// taken apart by then, and so are the token ids that count as a text.
+pub const WAITING_TEXT_BYTES: usize = 1 << 10;
+const _: () = assert!(IDS_PER_TEXT * size_of::<u32>() <= WAITING_TEXT_BYTES);
 /// Bytes of a request's head, and of what is read of a connection at once. The memory for that may be half as large
 /// again: 24 MiB with as many connections as there may be, for clients without the key as well.
 pub const HEAD_BYTES: usize = 32 << 10;
 /// Bytes of a request's body.
 pub const BODY_BYTES: usize = 8 << 20;
 /// Bytes of all bodies together that are read at once, but for how each begins.
-pub const BODIES_BYTES: usize = 512 << 20;
+pub const BODIES_BYTES: usize = 256 << 20;
 /// Bytes that each body has beside that: 32 MiB with as many as there may be connections.
 pub const SMALL_BODY_BYTES: usize = 64 << 10;
 /// Bytes of all replies to such requests together that are not read yet. Those that find no room keep
 /// their places among [`REQUESTS`] and [`TEXTS_IN_FLIGHT`] until they are read. With all that else is bounded
 /// here, and [`NUMBERS`] in each request, it is within the unit's `MemoryMax`: what keeps its places is at
-/// most some 1100 MiB of tokens, where each byte of [`TEXTS_IN_FLIGHT`] is one, bodies are 544 MiB, and
-/// what is read at once of all connections is 24 MiB.
+/// most some 1100 MiB of tokens, where each byte of [`TEXTS_IN_FLIGHT`] is one, bodies and requests
+/// that wait are 544 MiB, and what is read at once of all connections is 24 MiB.
 pub const REPLIES_BYTES: usize = 256 << 20;
 /// Bytes of a reply of tokens, which are dozens for each byte that was sent: one that never found room would keep its
 /// places for as long as it may be read.
@@ -68,7 +81,7 @@ pub const DISCARD_TIME: Duration = Duration::from_secs(5);
 /// How a client has to take a reply: who reads a little now and then would else keep what it holds for
 /// ever. The least rate is that of a line of 4 Mbit/s: 16,384 vectors of 384 numbers take 150 s there.
 pub const REPLY_PACE: Pace = Pace { time: Duration::from_secs(30), bytes_per_s: 500_000 };
-/// How long the service may take for a request: the deadline of its calls.
+/// How long the service may take for a request that has its place: the deadline of its calls.
 pub const ANSWER_TIME: Duration = Duration::from_secs(120);
 /// How long a service that is full for now is left alone where it does not say how long, and the least.
 pub const ROOM_PAUSE: Duration = Duration::from_secs(1);

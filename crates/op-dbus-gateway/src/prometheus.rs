@@ -24,7 +24,12 @@ const NUMBERS: [(&str, &str, &str, &str); 17] = [
     ("batch_tokens_total", "counter", "Tokens in these batches, without padding.", "tokens"),
     ("batch_padded_tokens_total", "counter", "The same, padding included.", "padded_tokens"),
     ("padding_ratio", "gauge", "Padded tokens over real ones.", "padded_over_tokens"),
-    ("retried_texts_total", "counter", "Texts whose batch failed.", "retries"),
+    (
+        "retried_texts_total",
+        "counter",
+        "Texts that were put back because their batch failed.",
+        "retries",
+    ),
     ("worker_restarts_total", "counter", "Workers that were replaced.", "worker_restarts"),
     ("queue_texts", "gauge", "Texts that wait.", "queue_texts"),
     ("queue_tokens", "gauge", "Tokens that wait.", "queue_tokens"),
@@ -244,9 +249,12 @@ fn word<'a>(told: &'a Value, key: &str) -> &'a str {
 }
 
 fn own(text: &mut Text, gateway: &Gateway) {
-    text.family("http_requests_in_flight", "gauge", "Requests that ask for work, unanswered.");
+    text.family("http_requests_in_flight", "gauge", "Requests that are worked on, unanswered.");
     let busy = limits::REQUESTS - gateway.places.requests.available_permits();
     text.sample("http_requests_in_flight", &[], busy);
+    text.family("http_requests_waiting", "gauge", "Requests that wait for these to be answered.");
+    let waiting = limits::WAITING - gateway.places.waiting.available_permits();
+    text.sample("http_requests_waiting", &[], waiting);
     text.family("http_request_seconds", "histogram", "From a request's head to its reply's.");
     for ((route, status), times) in gateway.metrics.read() {
         let labels = [("route", route.as_str()), ("status", &status.to_string())];

@@ -1,4 +1,5 @@
-//! Requests that ask for work: admitted once all of them is there, bounded until their reply is read.
+//! Requests that ask for work: they wait for their place once all of them is there, and are bounded until their reply is
+//! read.
 
 use std::sync::Arc;
 
@@ -30,11 +31,11 @@ use crate::refusal::Refusal;
 pub struct Work<T> {
     /// What is asked for.
     pub asked: T,
-    /// The right.
+    /// The right; its place is still to be waited for.
     pub permit: Permit,
 }
 
-/// The right to work for a request, and to have its reply wait until it is read.
+/// The right to have a place for a request, to work for it then, and to have its reply wait until it is read.
 pub struct Permit {
     gateway: Arc<Gateway>,
     place: Place,
@@ -51,21 +52,21 @@ impl Drop for Permit {
 }
 
 impl Permit {
-    /// The right to `texts` texts as well.
+    /// Waits for the request's place, with `texts` texts.
     ///
     /// # Errors
-    /// 413 for more than a request may have, 429 while others have theirs in flight.
-    pub fn for_texts(&mut self, texts: usize) -> Result<(), Refusal> {
-        self.place.add_texts(texts, 0)
+    /// 413 for more than a request may have, 429 where others have theirs for too long.
+    pub async fn for_texts(&mut self, texts: usize) -> Result<(), Refusal> {
+        self.place.take(self.bytes, texts, 0).await
     }
 
-    /// The right to the tokens of `texts` texts as well, which have so many bytes.
+    /// The same for the tokens of `texts` texts, which have so many bytes.
     ///
     /// # Errors
     /// As [`Permit::for_texts`].
-    pub fn for_tokens(&mut self, texts: usize, bytes: usize) -> Result<(), Refusal> {
+    pub async fn for_tokens(&mut self, texts: usize, bytes: usize) -> Result<(), Refusal> {
         let least = bytes / limits::TOKENIZED_BYTES_PER_TEXT;
-        self.place.add_texts(texts.max(least), least)
+        self.place.take(self.bytes, texts.max(least), least).await
     }
 
     /// A reply in JSON. The permit is held until it is sent.
@@ -138,10 +139,11 @@ impl<T: DeserializeOwned + Send + 'static> FromRequest<Arc<Gateway>> for Work<T>
         if let Err(refusal) = right {
             return Err(unread(request, refusal));
         }
-        let read = read(request, &gateway.bodies, &gateway.leaving).await?;
-        let place = gateway.places.take()?;
+        let read = read(request, &gateway.places.bodies, &gateway.leaving).await?;
         let (gateway, bytes) = (Arc::clone(gateway), read.bytes.len());
-        let permit = Permit { gateway, place, bytes };
+        let permit = Permit { place: gateway.places.place(), gateway, bytes };
+        // What is made of a body counts from when the route takes the place. Nothing is awaited before that but the
+        // turn of a large one, which counts as read until it is taken apart: so few are in between.
         let asked = match bytes >= limits::LARGE_BYTES {
             true => aside(read, &permit.gateway.parsing).await?,
             false => parsed(&read)?,

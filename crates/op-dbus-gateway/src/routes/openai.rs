@@ -97,7 +97,7 @@ pub async fn embeddings(
 ) -> Result<Response, Refusal> {
     let encoding = Encoding::of(asked.encoding_format.as_deref())?;
     let inputs = Inputs::try_from(asked.input).map_err(|refusal| refusal.about("input"))?;
-    permit.for_texts(inputs.weight())?;
+    permit.for_texts(inputs.weight()).await?;
     let wanted = gateway.models.wanted(&gateway.bus, asked.model.as_deref()).await?;
     let wanted = Wanted { dimensions: asked.dimensions, ..wanted };
     let embedded = embed(&gateway, &inputs, &wanted).await?;

@@ -36,8 +36,8 @@ pub async fn add(
     State(gateway): State<Arc<Gateway>>,
     Work { asked, mut permit }: Work<Add>,
 ) -> Result<Response, Refusal> {
-    permit.for_texts(1)?;
     let inputs = Inputs::texts(vec![asked.text])?;
+    permit.for_texts(1).await?;
     let embedded = embed(&gateway, &inputs, &Wanted::default()).await?;
     let embedding = embedded.rows().next().unwrap_or_default();
     permit.reply(&Added {

@@ -63,7 +63,6 @@ pub async fn embed(
     Work { asked, mut permit }: Work<Embed>,
 ) -> Result<Response, Refusal> {
     let inputs = Inputs::try_from(asked.inputs)?;
-    permit.for_texts(inputs.weight())?;
     let wanted = Wanted {
         // As text-embeddings-inference does it, whatever the model does.
         normalize: Some(asked.normalize.unwrap_or(true)),
@@ -72,6 +71,7 @@ pub async fn embed(
         dimensions: asked.dimensions,
         ..Wanted::default()
     };
+    permit.for_texts(inputs.weight()).await?;
     let embedded = embed_inputs(&gateway, &inputs, &wanted).await?;
     let rows: Vec<Vec<f32>> = embedded.rows().collect();
     permit.reply_with(&rows, &embedded)
@@ -109,12 +109,12 @@ pub async fn similarity(
         return Err(Refusal::empty("sentences is an empty list; send at least one text"));
     }
     let inputs = Inputs::compared("source_sentence", source_sentence, sentences)?;
-    permit.for_texts(inputs.len())?;
     let wanted = Wanted {
         truncate: Some(Direction::truncate(parameters.truncation_direction, parameters.truncate)),
         prompt: checked(parameters.prompt_name)?,
         ..Wanted::default()
     };
+    permit.for_texts(inputs.len()).await?;
     let embedded = embed_inputs(&gateway, &inputs, &wanted).await?;
     permit.reply_with(&embedded.cosines(), &embedded)
 }
@@ -150,7 +150,7 @@ pub async fn rerank(
         return Err(Refusal::empty("texts is an empty list; send at least one"));
     }
     let inputs = Inputs::compared("query", asked.query, asked.texts)?;
-    permit.for_texts(inputs.len())?;
+    permit.for_texts(inputs.len()).await?;
     let truncate = Some(Direction::truncate(asked.truncation_direction, asked.truncate));
     let wanted = Wanted { truncate, ..Wanted::default() };
     let embedded = embed_inputs(&gateway, &inputs, &wanted).await?;
@@ -205,8 +205,8 @@ pub async fn tokenize(
     };
     check_texts(&texts)?;
     let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
-    permit.for_tokens(texts.len(), bytes(&texts))?;
     let wanted = Wanted { prompt: checked(asked.prompt_name)?, ..Wanted::default() };
+    permit.for_tokens(texts.len(), bytes(&texts)).await?;
     let deadline = Instant::now() + limits::ANSWER_TIME;
     let specials = asked.add_special_tokens.unwrap_or(true);
     let mut lease = gateway.bus.lease().await?;
@@ -301,7 +301,8 @@ pub async fn info(State(gateway): State<Arc<Gateway>>) -> Result<Json<Value>, Re
         "model_id": told["model"],
         "model_dtype": dtype(told["precision"].as_str().unwrap_or_default()),
         "model_type": {"embedding": {}},
-        "max_concurrent_requests": limits::REQUESTS,
+        // What is more is refused, there as here.
+        "max_concurrent_requests": limits::REQUESTS + limits::WAITING,
         "max_input_length": told["max_input_tokens"],
         "max_client_batch_size": limits::CLIENT_BATCH,
         "auto_truncate": true,
