@@ -1,6 +1,6 @@
 """The installed package `op-dbus` on a connection whose other end is in here: replies that lie in the
 socket together, of which some bring a file descriptor; a call beside which the other end asks, too;
-and answers that let nobody in."""
+answers that let nobody in; and bytes that are no message."""
 
 import asyncio
 import os
@@ -138,6 +138,29 @@ async def who_does_not_know_the_client_is_no_connection() -> None:
         ours.close()
 
 
+async def what_is_no_message_ends_the_connection() -> None:
+    """Whatever dbus-fast raises at it: who waits for an answer is told, and so is who asks later."""
+    answer: dict = {"message_type": MessageType.METHOD_RETURN, "reply_serial": 1, "serial": 1}
+    said = bytes(Message(**answer, signature="s", body=["one"])._marshall(True))
+    no_text, no_type = said.replace(b"one", b"\xff" * 3), said.replace(b"\1s\0", b"\1!\0")
+    assert said not in (no_text, no_type)
+    for garbled in (b"HTTP/1.1 400 Bad", no_text, no_type):
+        bus, service = await line()
+        call = asyncio.create_task(bus.call("CountTokens", "", [], "s"))
+        await numbered(service)
+        service.send(garbled)
+        found = await asyncio.gather(asyncio.wait_for(call, 60), return_exceptions=True)
+        later = asyncio.wait_for(bus.call("CountTokens", "", [], "s"), 60)
+        found += await asyncio.gather(later, return_exceptions=True)
+        for error in found:
+            words = "the connection to the service broke ("
+            assert type(error) is errors.NotReachable and str(error).startswith(words), (garbled, error)
+        bus.close()
+        await bus.closed()
+        service.close()
+
+
 asyncio.run(each_reply_has_its_own_descriptor())
 asyncio.run(an_answer_is_of_the_call_that_asked())
 asyncio.run(who_does_not_know_the_client_is_no_connection())
+asyncio.run(what_is_no_message_ends_the_connection())

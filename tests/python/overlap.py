@@ -716,6 +716,23 @@ async def who_closes_while_it_connects_has_left() -> None:
     assert await left("opened") == (none, [])
 
 
+async def a_close_that_is_cancelled_has_left() -> None:
+    """Both connections, of which each takes its time."""
+
+    class Slow(Leaving):
+        async def wait_for_disconnect(self) -> None:
+            await asyncio.Event().wait()
+
+    bus, line = Slow(), Slow()
+    embedder = client(bus)
+    embedder._line = Bus(line)
+    closing = asyncio.create_task(embedder.close())
+    await asyncio.sleep(1)
+    closing.cancel()
+    await ended([closing])
+    assert (bus.connected, line.connected) == (False, False)
+
+
 in_time_of_its_own(a_turn_is_not_the_deadline)
 in_time_of_its_own(the_rest_of_a_long_list_waits_for_room)
 in_time_of_its_own(a_deadline_is_for_a_whole_list)
@@ -731,6 +748,7 @@ in_time_of_its_own(what_can_not_be_handed_over_stays)
 in_time_of_its_own(a_job_that_failed_says_so_again)
 in_time_of_its_own(what_refuses_a_fetch_is_not_what_its_job_failed_with)
 in_time_of_its_own(who_closes_while_it_connects_has_left)
+in_time_of_its_own(a_close_that_is_cancelled_has_left)
 a_job_that_comes_when_its_thread_gives_up_ends()
 a_signal_may_close_whatever_its_thread_does()
 a_handler_does_not_lengthen_a_timeout()

@@ -5,6 +5,7 @@
 
 import asyncio
 import contextlib
+import copy
 import fcntl
 import gc
 import io
@@ -12,6 +13,8 @@ import json
 import math
 import os
 import pathlib
+import pickle
+import resource
 import socket
 import sqlite3
 import sys
@@ -56,6 +59,29 @@ class Table:
 
     def __iter__(self) -> Iterator[str]:
         return iter(["text"])
+
+
+class Once:
+    """Texts whose walk has the next one and no more, as Python allows."""
+
+    class Walk:
+        def __init__(self) -> None:
+            self.left = ["one"]
+
+        def __next__(self) -> str:
+            if not self.left:
+                raise StopIteration
+            return self.left.pop()
+
+    def __iter__(self) -> Walk:
+        return self.Walk()
+
+
+class Faulty:
+    """Texts that can't be walked for a reason of their own."""
+
+    def __iter__(self) -> Iterator[str]:
+        raise TypeError("mine")
 
 
 def vectors_of_two(embedder: Embedder) -> Embeddings:
@@ -143,15 +169,17 @@ def many_texts(embedder: Embedder) -> None:
 def refusals(embedder: Embedder) -> None:
     no_order = ({"one"}, frozenset(["one"]))
     tables = (Table(), np.array([["one"]]))
-    for texts in ("one", b"one", bytearray(b"one"), {"one": "two"}, MappingProxyType({}), *no_order, *tables):
+    one = ("one", b"one", bytearray(b"one"), None, 1, np.array("one"))
+    for texts in (*one, {"one": "two"}, MappingProxyType({}), *no_order, *tables):
         for call in (embedder.embed, embedder.count_tokens):
             refused(TypeError, f"texts is a {type(texts).__name__}", lambda: call(texts))
             refused(TypeError, "; a sequence of str is right, such as", lambda: call(texts))
         refused(TypeError, "candidates is a", lambda: embedder.rank("one", texts))
     # Those that have an order and one dimension.
     told = {"one": "two"}
-    for texts in (told.keys(), told.values(), np.array(["one"]), Column(["one"])):
+    for texts in (told.keys(), told.values(), np.array(["one"]), Column(["one"]), Once()):
         assert len(embedder.embed(texts)) == len(embedder.count_tokens(texts)) == 1, texts
+    refused(TypeError, "mine", lambda: embedder.embed(Faulty()))
     refused(TypeError, "text 1 is a int", lambda: embedder.embed(["one", 2]))
     refused(TypeError, "the options are level,", lambda: embedder.embed(["one"], levle="low"))
     # numpy has a bool of its own.
@@ -562,6 +590,24 @@ async def a_model_changes_between_two_calls() -> None:
             raise AssertionError("vectors of two models")
 
 
+def a_client_is_sent_to_no_process(embedder: Embedder) -> None:
+    for client in (embedder, AsyncEmbedder(BUS)):
+        for send in (pickle.dumps, copy.deepcopy):
+            refused(TypeError, "a client can't be pickled: make one in", lambda: send(client))
+
+
+def who_may_open_no_more_is_told(embedder: Embedder) -> None:
+    """And nothing is lost but the reply."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        words = "as where this process may open no more"
+        refused(errors.UnexpectedReply, words, lambda: embedder.embed(["one"] * 1000))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert len(embedder.embed(["one"] * 1000)) == 1000
+
+
 def a_fork_has_no_client(embedder: Embedder) -> None:
     with warnings.catch_warnings():
         # Python warns of threads, which is what this is about.
@@ -680,6 +726,8 @@ def main() -> None:
         vectors_that_are_kept(embedder)
         threads_share_a_client(embedder)
         texts_are_made_by_who_asks(embedder)
+        a_client_is_sent_to_no_process(embedder)
+        who_may_open_no_more_is_told(embedder)
         a_fork_has_no_client(embedder)
     for direct in (False, True):
         nobody_waits_for_a_client_that_closes(direct)

@@ -8,7 +8,7 @@ import operator
 import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from types import TracebackType
-from typing import Any, Self, SupportsIndex, TypeVar, Unpack
+from typing import Any, NoReturn, Self, SupportsIndex, TypeVar, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,6 +75,10 @@ class AsyncEmbedder:
     ) -> None:
         await self.close()
 
+    def __reduce__(self) -> NoReturn:
+        # An ``Embedder`` has one of these, and so is refused as well.
+        raise TypeError("a client can't be pickled: make one in each process")
+
     async def connect(self) -> None:
         """Connects to the bus; the service itself is started by the first call, with ``direct`` here.
 
@@ -123,12 +127,13 @@ class AsyncEmbedder:
         return self._connecting[1]
 
     async def _leave(self) -> None:
-        connections = (self._line, self._bus)
+        connections = [one for one in (self._line, self._bus) if one is not None]
         self._line = self._bus = None
+        # All of them before this waits, which may be cancelled.
         for connection in connections:
-            if connection is not None:
-                connection.close()
-                await connection.closed()
+            connection.close()
+        for connection in connections:
+            await connection.closed()
 
     async def embed(self, texts: Iterable[str], **options: Unpack[Options]) -> Embeddings:
         """Vectors of ``texts``, in their order.
@@ -457,7 +462,13 @@ def several(what: str, texts: Iterable[str]) -> list[str]:
     shape = getattr(texts, "shape", None)
     if isinstance(shape, tuple) and len(shape) > 1:
         raise TypeError(f"{what} is a {kind} of {len(shape)} dimensions; {right}, such as one column of it")
-    return list(texts)
+    try:
+        return list(texts)
+    except TypeError as reason:
+        # Of what can be walked it is the caller's own; numpy's arrays of no dimensions only look so.
+        if isinstance(texts, Iterable) and shape != ():
+            raise
+        raise TypeError(f"{what} is a {kind}; {right}, such as [text]") from reason
 
 
 def _bytes_of(text: str) -> int:

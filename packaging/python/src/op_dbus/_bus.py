@@ -204,7 +204,10 @@ class Bus:
             raise
         try:
             reply = calling.result()
-        except (OSError, EOFError) as reason:
+        except Exception as reason:
+            if self.lives():
+                raise
+            # Where bytes came that are no message it has ended with whatever dbus-fast met in them.
             sentence = f"the connection to the service broke ({str(reason) or 'it was closed'})"
             raise NotReachable(f"{sentence}: make a new client") from reason
         finally:

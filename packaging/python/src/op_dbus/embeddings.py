@@ -185,7 +185,9 @@ def from_descriptors(
     handle, rows, dimensions, info = body
     try:
         if handle >= len(descriptors):
-            raise UnexpectedReply("the reply came without its file descriptor")
+            # The kernel leaves out what this process has no place for.
+            sentence = "the reply came without its file descriptor, as where this process may open no more"
+            raise UnexpectedReply(f"{sentence}: raise its limit (ulimit -n) or close some")
         vectors = sealed_view(descriptors[handle], Layout(rows, dimensions, encoding))
     finally:
         for descriptor in descriptors:

@@ -146,8 +146,8 @@ class Failed(OpDbusError, prefix=_STANDARD):
 
 
 class NotReachable(OpDbusError):
-    """There is no such bus or no room on it, nobody there has the service's name, or it left before it
-    answered."""
+    """There is no such bus or no room on it, nobody there has the service's name, or it left, or the connection
+    ended, before it answered."""
 
 
 class UnexpectedReply(OpDbusError):
