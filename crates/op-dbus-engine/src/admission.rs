@@ -68,6 +68,21 @@ pub(crate) struct Permit {
     is_use: bool,
 }
 
+/// What some texts of a call, for which it has a permit, turned out to be.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Settled {
+    /// Tokens that they were to have at most.
+    pub work: usize,
+    /// Those that they have.
+    pub real: usize,
+    /// What they counted as against the bounds.
+    pub room: usize,
+    /// As much of it as they hold.
+    pub held: usize,
+    /// Whether the work was no guess, and tells nothing of other texts.
+    pub is_exact: bool,
+}
+
 /// Tokens that texts of `bytes` count as for the memory that they take.
 pub(crate) fn tokens_of_memory(bytes: usize) -> usize {
     bytes / BYTES_PER_TOKEN_MAX
@@ -77,7 +92,7 @@ pub(crate) fn tokens_of_memory(bytes: usize) -> usize {
 pub(crate) fn work(bytes: usize, truncate: Truncate, specials: usize, input_max: usize) -> usize {
     match truncate {
         Truncate::Mean => {
-            let windows = bytes / input_max.saturating_sub(specials).max(1) + 1;
+            let windows = bytes.div_ceil(input_max.saturating_sub(specials).max(1)).max(1);
             bytes.saturating_add(windows.saturating_mul(specials))
         }
         Truncate::Error | Truncate::End | Truncate::Start => {
@@ -195,14 +210,8 @@ impl Permit {
         self
     }
 
-    /// Some texts that were to have `work` tokens at most have `real` ones, and of the `room` that they counted as they
-    /// hold as much as `held`: gives the rest back early. Where the work `is_exact` it tells nothing of other texts.
-    pub fn settle(
-        &mut self,
-        (work, real): (usize, usize),
-        (room, held): (usize, usize),
-        is_exact: bool,
-    ) {
+    /// Gives back early what some texts turned out not to need.
+    pub fn settle(&mut self, Settled { work, real, room, held, is_exact }: Settled) {
         let tokens = work.saturating_sub(real).min(self.tokens);
         self.tokens -= tokens;
         let room = room.saturating_sub(held).min(self.held);

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::oneshot;
 
-use crate::admission::Permit;
+use crate::admission::{Permit, Settled};
 use crate::backend::Description;
 use crate::cache::{Cache, CachedVector, Key, NewVector};
 use crate::call::{Priority, Reply, RowSink, Truncate};
@@ -197,10 +197,10 @@ impl Job {
         }
     }
 
-    /// What some of the texts have and hold of what the permit has for them, as [`Permit::settle`] takes it.
-    pub fn settle(&self, tokens: (usize, usize), room: (usize, usize), is_exact: bool) {
+    /// What some of the texts have and hold of what the permit has for them.
+    pub fn settle(&self, settled: Settled) {
         if let Some(permit) = self.lock().permit.as_mut() {
-            permit.settle(tokens, room, is_exact);
+            permit.settle(settled);
         }
     }
 

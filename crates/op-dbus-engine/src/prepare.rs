@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::{mpsc, oneshot};
 
-use crate::admission::{tokens_of_memory, work};
+use crate::admission::{Settled, tokens_of_memory, work};
 use crate::call::Truncate;
 use crate::error::{Error, Excess};
 use crate::job::{Job, Slot};
@@ -96,7 +96,8 @@ impl Input for Vec<u32> {
     }
 
     fn work(&self, truncate: Truncate, tokenizer: &Tokenizer) -> usize {
-        work(self.len(), truncate, tokenizer.specials(), tokenizer.max_input_tokens())
+        let content = tokenizer.without_specials(self).len();
+        work(content, truncate, tokenizer.specials(), tokenizer.max_input_tokens())
     }
 
     fn hash(&self, hasher: &mut impl Hasher) {
@@ -194,8 +195,7 @@ impl Preparer {
         let truncate = job.terms.truncate;
         let mut entries = Vec::with_capacity(inputs.len());
         let mut finished = None;
-        // What was expected, and what there is.
-        let (mut tokens, mut room) = ((0, 0), (0, 0));
+        let mut settled = Settled { is_exact: T::IS_EXACT, ..Settled::default() };
         for (input, index) in inputs.iter().zip(*first..) {
             let now_us = clock.now_us();
             if !job.is_alive(now_us) {
@@ -211,11 +211,13 @@ impl Preparer {
             };
             let real: usize = encoded.windows.iter().map(|w| w.ids.len()).sum();
             let work = input.work(truncate, &self.tokenizer);
-            tokens = (tokens.0 + work, tokens.1 + real.min(work));
-            let cost = input.cost(truncate, &self.tokenizer);
+            let memory = tokens_of_memory(input.bytes());
+            let cost = work.max(memory);
+            settled.work += work;
+            settled.real += real.min(work);
+            settled.room += cost;
             // Whoever calls keeps a text that was cut, in the message that it came with, until the reply.
-            let held = real.max(tokens_of_memory(input.bytes())).min(cost);
-            room = (room.0 + cost, room.1 + held);
+            settled.held += real.max(memory).min(cost);
             job.tokenized(index, &encoded.windows, encoded.truncated);
             for (window, at) in encoded.windows.into_iter().zip(0..) {
                 entries.push(queue::Entry {
@@ -234,7 +236,7 @@ impl Preparer {
                 });
             }
         }
-        job.settle(tokens, room, T::IS_EXACT);
+        job.settle(settled);
         // A push has unloaded workers load again, which nothing needs.
         if !entries.is_empty() {
             self.scheduler.push(entries);
@@ -359,6 +361,22 @@ mod tests {
             assert_eq!(Arc::strong_count(&held), 1);
             let told = waits.map(|mut weighed| weighed.as_mut().poll(&mut context).is_ready());
             assert_ne!(told, Some(false));
+        }
+    }
+
+    /// By this a deadline is kept or refused, whether a list brings the special tokens or not.
+    #[test]
+    fn the_work_of_a_list_is_what_is_computed_of_it() {
+        let tokenizer = Tokenizer::bytes(8);
+        for content in [0, 1, 5, 6, 7, 12, 13].map(|length| vec![7_u32; length]) {
+            let whole = [&[256], &content[..], &[257]].concat();
+            for truncate in [Truncate::End, Truncate::Start, Truncate::Mean] {
+                for ids in [&content, &whole] {
+                    let windows = tokenizer.encode_tokens(ids, truncate).unwrap().windows;
+                    let computed: usize = windows.iter().map(|window| window.ids.len()).sum();
+                    assert_eq!(ids.work(truncate, &tokenizer), computed, "{truncate:?}: {ids:?}");
+                }
+            }
         }
     }
 

@@ -52,7 +52,6 @@ pub struct Spec {
 
 /// What computes on the CPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "kebab-case")]
 pub enum CpuEngine {
     /// Our own kernels: no library, no padding.
     #[default]
@@ -64,7 +63,6 @@ pub enum CpuEngine {
 /// Precision of what is multiplied with weights. Sums, norms and the softmax are 32-bit floats in each
 /// of them, unless a provider rounds by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "kebab-case")]
 pub enum Precision {
     /// 32-bit floats.
     F32,

@@ -239,6 +239,8 @@ mod tests {
     use std::fs::{self, Permissions};
     use std::os::unix::fs::PermissionsExt;
 
+    use op_dbus_engine::spec;
+
     use super::super::costs;
     use super::*;
     use crate::settings::Sources;
@@ -283,6 +285,16 @@ mod tests {
         let configs = blueprint.configs(&settings);
         let calibrates = |number| configs(number).backend.calibrate;
         assert_eq!([0, 1, 2].map(calibrates), [true, true, false], "the third is in reserve");
+    }
+
+    #[test]
+    fn a_simulator_is_confined_as_what_needs_no_library() {
+        let root = tempfile::tempdir().unwrap();
+        let settings = costs::tests::settings(&root);
+        let mut blueprint = costs::tests::blueprint();
+        (blueprint.host.provider, blueprint.host.cpu_engine) = (Provider::Cpu, CpuEngine::Sim);
+        let config = blueprint.configs(&settings)(0);
+        assert!(config.simulated && config.backend.cpu_engine == spec::CpuEngine::Native);
     }
 
     #[test]

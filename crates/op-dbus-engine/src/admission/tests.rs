@@ -15,6 +15,11 @@ fn claim(uid: u32, tokens: usize) -> Claim {
     Claim::new(uid, tokens, Priority::Interactive)
 }
 
+/// Texts whose memory is that of their tokens.
+fn turned_out(work: usize, real: usize) -> Settled {
+    Settled { work, real, room: work, held: real, is_exact: false }
+}
+
 #[test]
 fn a_full_queue_refuses_until_a_permit_is_dropped() {
     let admission = admission(100, 60);
@@ -34,7 +39,7 @@ fn a_user_at_its_quota_does_not_stop_others() {
     let error = admission.admit(claim(1, 5), 10.0).unwrap_err();
     assert!(matches!(error, Error::QuotaExceeded { uid: 1, retry_after_ms: 500, .. }));
     let _other = admission.admit(claim(2, 40), 10.0).unwrap();
-    permit.settle((6, 1), (6, 1), false);
+    permit.settle(turned_out(6, 1));
     let _more = admission.admit(claim(1, 5), 10.0).unwrap();
     assert_eq!(admission.in_flight(), (3, 100));
 }
@@ -44,7 +49,7 @@ fn a_user_at_its_quota_does_not_stop_others() {
 fn memory_is_no_work() {
     let admission = admission(100, 60);
     let mut permit = admission.admit(claim(1, 50), 1.0).unwrap();
-    permit.settle((50, 5), (50, 40), false);
+    permit.settle(Settled { held: 40, ..turned_out(50, 5) });
     assert_eq!(admission.in_flight(), (1, 5));
     let error = admission.admit(claim(1, 30), 1.0).unwrap_err();
     assert!(matches!(error, Error::QuotaExceeded { in_flight: 40, .. }), "{error}");
@@ -59,9 +64,9 @@ fn memory_is_no_work() {
 fn what_is_exact_is_taken_as_it_is_and_tells_nothing_of_what_is_guessed() {
     let admission = admission(10_000, 10_000);
     let mut texts = admission.admit(claim(1, 100), 1.0).unwrap();
-    texts.settle((100, 25), (100, 25), false);
+    texts.settle(turned_out(100, 25));
     let mut lists = admission.admit(claim(2, 900), 1.0).unwrap();
-    lists.settle((900, 900), (900, 900), true);
+    lists.settle(Settled { is_exact: true, ..turned_out(900, 900) });
     // 750 tokens are planned with.
     let time = Some(Time { left: Duration::from_secs(10), tokens_per_s: 100.0 });
     let next = Claim { time, ..claim(3, 400) };
@@ -106,7 +111,7 @@ async fn engines_have_their_bounds_together() {
     // Who waits for room in one is told of what is given back in the other.
     let waiting = tokio::spawn(async move { other.admit_when_free(claim(1, 20)).await });
     tokio::task::yield_now().await;
-    first.settle((40, 10), (40, 10), false);
+    first.settle(turned_out(40, 10));
     let third = waiting.await.unwrap().unwrap();
     drop((first, second, third));
     one.admit(claim(1, 60), 1.0).unwrap();
@@ -185,5 +190,7 @@ fn a_text_costs_what_it_may_become() {
     assert_eq!(cost(4096, Truncate::End, 2, 256), 256);
     assert_eq!(cost(1 << 20, Truncate::End, 2, 256), 1 << 15);
     assert_eq!(work(1 << 20, Truncate::End, 2, 256), 256, "what is cut off is not computed");
-    assert_eq!(cost(508, Truncate::Mean, 2, 256), 508 + 3 * 2);
+    for (bytes, windows) in [(0, 1), (254, 1), (255, 2), (508, 2), (509, 3)] {
+        assert_eq!(cost(bytes, Truncate::Mean, 2, 256), bytes + windows * 2, "{bytes}");
+    }
 }

@@ -42,11 +42,11 @@ impl Time {
     }
 }
 
-/// What texts were counted as before they were tokenized, and what they turned out to have: most have far
-/// fewer tokens than bytes, which is what is known of a call that comes.
+/// The work of texts as it was told by their bytes, and the tokens that they turned out to have: most have far
+/// fewer, and of a call that comes no more than its bytes is known.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct TokenRatio {
-    counted: usize,
+    work: usize,
     real: usize,
 }
 
@@ -54,19 +54,19 @@ impl TokenRatio {
     /// Of so many tokens at least each counts for half as much once as many more are there.
     const MEMORY: usize = 1 << 18;
 
-    pub fn note(&mut self, counted: usize, real: usize) {
-        self.counted += counted;
+    pub fn note(&mut self, work: usize, real: usize) {
+        self.work += work;
         self.real += real;
-        if self.counted > 2 * Self::MEMORY {
-            (self.counted, self.real) = (self.counted / 2, self.real / 2);
+        if self.work > 2 * Self::MEMORY {
+            (self.work, self.real) = (self.work / 2, self.real / 2);
         }
     }
 
-    /// What is to be expected of `counted` tokens.
-    fn expected(self, counted: usize) -> usize {
-        match self.counted {
-            0 => counted,
-            all => ((counted as f64 * self.real as f64 / all as f64) as usize).max(1),
+    /// The tokens that are to be expected of so much work.
+    fn expected(self, work: usize) -> usize {
+        match self.work {
+            0 => work,
+            all => ((work as f64 * self.real as f64 / all as f64) as usize).max(1),
         }
     }
 }
@@ -190,7 +190,7 @@ mod tests {
         // 51 of them.
         assert!(claim(205).check_time(&by_uid, ratio).is_err());
         (0..100).for_each(|_| ratio.note(TokenRatio::MEMORY, TokenRatio::MEMORY));
-        assert!(ratio.expected(100) >= 99 && ratio.counted <= 2 * TokenRatio::MEMORY);
+        assert!(ratio.expected(100) >= 99 && ratio.work <= 2 * TokenRatio::MEMORY);
     }
 
     #[test]

@@ -52,7 +52,7 @@ impl Tokenizer {
     }
 
     /// The ids between the special tokens, where both ends are there.
-    fn without_specials<'a>(&self, ids: &'a [u32]) -> &'a [u32] {
+    pub(crate) fn without_specials<'a>(&self, ids: &'a [u32]) -> &'a [u32] {
         let is = |found: &[u32], special: &[i32]| {
             found.iter().map(|id| i64::from(*id)).eq(special.iter().map(|id| i64::from(*id)))
         };

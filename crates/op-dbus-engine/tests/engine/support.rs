@@ -130,22 +130,38 @@ impl Gate {
 
     /// As on a device with memory of its own, whose next batch is planned while it computes.
     pub fn on_device(limits: Limits, batch: BatchLimits) -> Self {
-        Self::device(limits, batch, None)
+        Self::device(Tokenizer::bytes(INPUT_MAX), limits, batch, None)
     }
 
     /// As on one that begins the next batch while it computes, where a full one is known to take `cost_us`.
     pub fn beginning(limits: Limits, batch: BatchLimits, cost_us: u64) -> Self {
-        Self::device(limits, batch, Some(cost_us))
+        Self::tokenizing(Tokenizer::bytes(INPUT_MAX), limits, batch, cost_us)
     }
 
-    fn device(limits: Limits, batch: BatchLimits, cost_us: Option<u64>) -> Self {
+    /// The same with a tokenizer of its own, which puts a special token at each end.
+    pub fn tokenizing(
+        tokenizer: Tokenizer,
+        limits: Limits,
+        batch: BatchLimits,
+        cost_us: u64,
+    ) -> Self {
+        Self::device(tokenizer, limits, batch, Some(cost_us))
+    }
+
+    fn device(
+        tokenizer: Tokenizer,
+        limits: Limits,
+        batch: BatchLimits,
+        cost_us: Option<u64>,
+    ) -> Self {
         let BatchLimits { tokens_max, attention_max, rows_max, .. } = batch;
         let buckets =
             Buckets { tokens_max, attention_max, rows_max, length_max: INPUT_MAX, packed: false };
         let known = |us| ("sim:0".to_owned(), vec![BatchCost { tokens: tokens_max, us }]);
         let costs = cost_us.map(known).into_iter().collect();
         Self::made((Some(buckets), cost_us.is_some()), |factory| {
-            configured(vec![Pool { batch, costs, ..Pool::new(factory) }], config(limits))
+            let pools = vec![Pool { batch, costs, ..Pool::new(factory) }];
+            Engine::start(tokenizer, model(), pools, config(limits)).unwrap()
         })
     }
 
