@@ -63,6 +63,8 @@ pub(crate) fn fetch(
         return Ok("store".to_owned());
     }
     let mut reasons = Vec::new();
+    // Not by a hub that is passed over.
+    let mut failed = false;
     for source in &options.sources {
         if fetch.missing.is_empty() {
             break;
@@ -71,7 +73,7 @@ pub(crate) fn fetch(
         let room = room(source, missing, came(&writer.partial(&model.name)));
         let result = match (writer.require_space(room), source) {
             // What the sources before it, which take less, have failed with tells more.
-            (Err(full), _) if !reasons.is_empty() => {
+            (Err(full), _) if failed => {
                 Err(Error::Source { source_name: source.name(), reason: full.to_string() })
             }
             (Err(full), _) => return Err(full),
@@ -90,6 +92,7 @@ pub(crate) fn fetch(
             }
             Err(error) => {
                 options.progress.say(format_args!("{}: {error}", model.name));
+                failed |= !matches!(source, Source::Hub) || model.hub;
                 reasons.push(error.to_string());
             }
         }

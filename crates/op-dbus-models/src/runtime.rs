@@ -109,11 +109,11 @@ impl RuntimeStore {
     }
 
     /// Takes a provider's library out of the store, damaged or not and of whichever version, and with it the
-    /// other providers that it computes with.
+    /// other providers that it computes with. Returns the names of the folders that are gone.
     ///
     /// # Errors
     /// [`Error::NotInstalled`], [`Error::Busy`], or what the file system says.
-    pub fn remove(&self, provider: &str) -> Result<(), Error> {
+    pub fn remove(&self, provider: &str) -> Result<Vec<String>, Error> {
         let (library, _) = manifest::provider(provider)?;
         let versions = self.versions(library);
         if versions.is_empty() {
@@ -122,7 +122,8 @@ impl RuntimeStore {
             return Err(self.not_installed(library, fix));
         }
         let writer = Writer::begin(&self.dir)?;
-        versions.iter().try_for_each(|version| writer.discard(version))
+        versions.iter().try_for_each(|version| writer.discard(version))?;
+        Ok(versions)
     }
 
     pub(crate) fn verify_files(&self, library: &Library) -> Result<PathBuf, Error> {
@@ -146,7 +147,7 @@ impl RuntimeStore {
             if self.others(library).next().is_some() {
                 // Where this user may not, or another writer is at work, they stay.
                 let begun = Writer::begin(&self.dir);
-                begun.and_then(|writer| self.discard_others(library, &writer)).ok();
+                begun.and_then(|writer| self.discard_others(library, &writer, progress)).ok();
             }
             progress.say(format_args!("{}: installed and undamaged", library.folder_name()));
             return Ok(path);
@@ -165,7 +166,7 @@ impl RuntimeStore {
                 .and_then(|files| writer.commit(&files, &library.folder_name())),
         )?;
         // It is installed, whatever becomes of these.
-        if let Err(error) = self.discard_others(library, &writer) {
+        if let Err(error) = self.discard_others(library, &writer, progress) {
             progress.say(format_args!("{} is installed, but {error}", library.folder_name()));
         }
         Ok(folder.join(&library.load))
@@ -190,12 +191,18 @@ impl RuntimeStore {
     fn versions(&self, library: &Library) -> Vec<String> {
         let is_version = |name: &String| {
             let rest = name.strip_prefix(&library.package).and_then(|rest| rest.strip_prefix('-'));
-            rest.is_some_and(|version| version.starts_with(|c: char| c.is_ascii_digit()))
+            // What somebody has put beside them has a word behind it.
+            rest.is_some_and(|version| {
+                version.starts_with(|c: char| c.is_ascii_digit())
+                    && version.chars().all(|c| c.is_ascii_digit() || c == '.')
+            })
         };
         let entries = std::fs::read_dir(&self.dir).into_iter().flatten().flatten();
         let folders = entries.filter(|entry| entry.path().is_dir());
         let names = folders.filter_map(|entry| entry.file_name().into_string().ok());
-        names.filter(is_version).collect()
+        let mut versions: Vec<String> = names.filter(is_version).collect();
+        versions.sort_unstable();
+        versions
     }
 
     /// Those of them that nothing is loaded from here.
@@ -204,8 +211,18 @@ impl RuntimeStore {
         self.versions(library).into_iter().filter(move |name| *name != own)
     }
 
-    fn discard_others(&self, library: &Library, writer: &Writer) -> Result<(), Error> {
-        self.others(library).try_for_each(|other| writer.discard(&other))
+    fn discard_others(
+        &self,
+        library: &Library,
+        writer: &Writer,
+        progress: &Progress,
+    ) -> Result<(), Error> {
+        let own = library.folder_name();
+        self.others(library).try_for_each(|other| {
+            writer.discard(&other)?;
+            progress.say(format_args!("{other}: removed, as {own} takes its place"));
+            Ok(())
+        })
     }
 
     fn not_installed(&self, library: &Library, fix: String) -> Error {

@@ -66,7 +66,7 @@ impl Writer {
         let owner = Owner::of(&open).map_err(fail)?;
         let lock = lock::open(&root.join(".lock"), owner).map_err(fail)?;
         let unlocked = |error| Error::io("lock", &path, error);
-        if !lock::is_taken(&lock).map_err(unlocked)? {
+        if !lock::try_take(&lock).map_err(unlocked)? {
             busy()?;
             lock.lock().map_err(unlocked)?;
         }

@@ -28,8 +28,8 @@ pub(super) fn open(path: &Path, owner: Option<Owner>) -> io::Result<File> {
     }
 }
 
-/// Whether it was got at once: another writer may have it.
-pub(super) fn is_taken(lock: &File) -> io::Result<bool> {
+/// Takes it, and tells whether that was possible at once: another writer may have it.
+pub(super) fn try_take(lock: &File) -> io::Result<bool> {
     match lock.try_lock() {
         Ok(()) => Ok(true),
         Err(TryLockError::WouldBlock) => Ok(false),

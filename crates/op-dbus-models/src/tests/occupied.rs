@@ -29,8 +29,12 @@ fn a_source_that_there_is_no_room_for_hides_no_reason_of_another() {
     assert!(matches!(refused, Error::Sources { .. }), "{refused:?}");
     let message = refused.to_string();
     assert!(message.contains("gone does not exist; pip: the file system of "), "{message}");
-    let refused = refusal(vec![Source::Pip, Source::Folder(PathBuf::new())]);
-    assert!(matches!(refused, Error::NoSpace { .. }), "{refused:?}");
+    // The hub, which does not have the model, is passed over.
+    let folder = Source::Folder(PathBuf::new());
+    for sources in [vec![Source::Pip, folder], vec![Source::Hub, Source::Pip]] {
+        let refused = refusal(sources);
+        assert!(matches!(refused, Error::NoSpace { .. }), "{refused:?}");
+    }
 }
 
 /// Tells each piece of what is said.

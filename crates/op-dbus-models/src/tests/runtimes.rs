@@ -271,15 +271,19 @@ fn other_versions_of_a_library_go_with_its_pull() {
     let store = bench.dir.path().join("runtime");
     // The second one finds it installed.
     for _ in 0..2 {
-        for name in ["0.9", "1.0.1", "gpu-0.9", "of-mine"] {
+        for name in ["0.9", "1.0.1", "1.0.bak", "1.0-own", "gpu-0.9", "of-mine"] {
             fs::create_dir_all(store.join(format!("some-runtime-{name}"))).unwrap();
         }
-        bench.pull(&library(), &Lines::default()).unwrap();
+        let lines = Lines::default();
+        bench.pull(&library(), &lines).unwrap();
+        let expected = "some-runtime-0.9: removed, as some-runtime-1.0 takes its place\n";
+        assert!(lines.text().contains(expected), "{}", lines.text());
         let names = fs::read_dir(&store).unwrap().flatten().map(|entry| entry.file_name());
         let names = names.map(|name| name.into_string().unwrap());
         let mut left: Vec<_> = names.filter(|name| !name.starts_with('.')).collect();
         left.sort();
-        assert_eq!(left, ["some-runtime-1.0", "some-runtime-gpu-0.9", "some-runtime-of-mine"]);
+        let kept = ["1.0", "1.0-own", "1.0.bak", "gpu-0.9", "of-mine"];
+        assert_eq!(left, kept.map(|name| format!("some-runtime-{name}")));
     }
 }
 
@@ -291,7 +295,7 @@ fn a_library_of_another_version_can_be_removed() {
     for old in [&cpu, &cuda] {
         fs::create_dir(old).unwrap();
     }
-    store.remove("cpu").unwrap();
+    assert_eq!(store.remove("cpu").unwrap(), ["onnxruntime-0.1"]);
     assert!(!cpu.exists() && cuda.exists());
     let error = store.remove("cpu").unwrap_err();
     assert!(matches!(error, Error::NotInstalled { .. }), "{error}");

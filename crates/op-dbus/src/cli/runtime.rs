@@ -89,7 +89,7 @@ fn pull(store: &RuntimeStore, args: &PullArgs, json: bool) -> Result<(), Failure
     let host = library.plugin.as_ref().map(|plugin| plugin.host.as_str());
     for provider in [Some(args.provider.as_str()), host].into_iter().flatten() {
         let path = store.pull(provider, &sources, &progress)?;
-        tell(provider, "installed", Some(&path), json)?;
+        tell((provider, None), "installed", Some(&path), json)?;
     }
     Ok(())
 }
@@ -114,7 +114,7 @@ fn verify(
     let mut failures = Vec::new();
     for provider in providers {
         match store.verify(&provider) {
-            Ok(path) => tell(&provider, "undamaged", Some(&path), json)?,
+            Ok(path) => tell((&provider, None), "undamaged", Some(&path), json)?,
             Err(error) => failures.push(error.to_string()),
         }
     }
@@ -133,8 +133,10 @@ fn remove(store: &RuntimeStore, providers: &[String], json: bool) -> Result<(), 
         // Which several may share.
         let library = manifest::provider(provider)?.0.folder_name();
         if !removed.contains(&library) {
-            store.remove(provider)?;
-            tell(provider, "removed", None, json)?;
+            for name in store.remove(provider)? {
+                let version = name.rsplit_once('-').map(|(_, version)| version);
+                tell((provider, version), "removed", None, json)?;
+            }
             removed.push(library);
         }
     }
@@ -146,14 +148,21 @@ fn all_known(providers: &[String]) -> Result<(), Error> {
     providers.iter().try_for_each(|name| manifest::provider(name).map(drop))
 }
 
-/// What was done with the library of a provider; of one that was installed, what it needs besides.
-fn tell(provider: &str, done: &str, path: Option<&Path>, json: bool) -> Result<(), Failure> {
+/// What was done with the library of a provider, in the version that is pulled or another; of one that was installed,
+/// what it needs besides.
+fn tell(
+    (provider, version): (&str, Option<&str>),
+    done: &str,
+    path: Option<&Path>,
+    json: bool,
+) -> Result<(), Failure> {
     let (library, provider) = manifest::provider(provider)?;
+    let version = version.unwrap_or(&library.version);
     if json {
         let line = json!({
             "provider": provider.name,
             "library": library.package,
-            "version": library.version,
+            "version": version,
             "done": done,
             "path": path,
             "needs": provider.needs,
@@ -161,7 +170,7 @@ fn tell(provider: &str, done: &str, path: Option<&Path>, json: bool) -> Result<(
         return print(format!("{line}\n"));
     }
     let place = path.map(|path| format!(" ({})", path.display())).unwrap_or_default();
-    let (names, package, version) = (library.provider_names(), &library.package, &library.version);
+    let (names, package) = (library.provider_names(), &library.package);
     print(harmless(format!("{names}: {package} {version} {done}{place}\n")))?;
     if done == "installed" && !provider.needs.is_empty() {
         print(format!("{} needs besides: {}\n", provider.name, provider.needs))?;
