@@ -5,7 +5,10 @@ use std::fs;
 use std::os::unix::process::ExitStatusExt;
 use std::process::Stdio;
 
+use futures_util::TryStreamExt;
 use nix::sys::signal::{Signal, kill};
+use op_dbus_api::BUS_NAME;
+use zbus::MessageStream;
 
 use super::away::starting;
 use crate::doctor::command;
@@ -19,6 +22,7 @@ use crate::harness::{Outcome, eventually};
 tests! {
     status_waits_for_a_service_that_ends_to_be_back: [Bus],
     status_asks_for_a_start_once: [Bus],
+    status_asks_for_a_start_of_what_has_ended: [Bus],
     status_waits_for_no_model_where_there_is_to_be_none: [Bus],
     a_doctor_that_is_ended_waits_for_no_driver: [],
 }
@@ -57,6 +61,30 @@ async fn status_asks_for_a_start_once() -> Outcome {
     let refused = cli(&bus, &["status", "--wait=5"]).await?;
     assert_eq!(refused.code, Some(3), "{}", refused.stdout);
     // Why it came to nothing is told all the same.
+    assert!(refused.stderr.contains("exited with status 1"), "{}", refused.stderr);
+    assert_eq!(fs::read_to_string(started)?, "\n");
+    Ok(())
+}
+
+/// Who was asked while it was there was not asked for a start.
+async fn status_asks_for_a_start_of_what_has_ended() -> Outcome {
+    let folder = tempfile::tempdir()?;
+    let (bus, started) = starting(folder.path()).await?;
+    let service = bus.connect().await?;
+    service.request_name(BUS_NAME).await?;
+    let mut calls = MessageStream::from(&service);
+    let ends = async move {
+        while let Some(call) = calls.try_next().await? {
+            if call.header().member().is_some_and(|member| member == "GetAll") {
+                break;
+            }
+        }
+        drop(calls);
+        service.close().await
+    };
+    let (refused, ended) = tokio::join!(cli(&bus, &["status", "--wait=5"]), ends);
+    ended?;
+    let refused = refused?;
     assert!(refused.stderr.contains("exited with status 1"), "{}", refused.stderr);
     assert_eq!(fs::read_to_string(started)?, "\n");
     Ok(())

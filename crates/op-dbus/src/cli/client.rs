@@ -66,14 +66,15 @@ pub async fn wait(bus: &Bus, limit: Duration) -> Result<Service, Failure> {
         loop {
             let asked = async {
                 let service = connect(bus).await?;
-                if let Some(absent) = &absent
-                    && !service.is_running().await?
-                {
+                let is_running = service.is_running().await?;
+                if let (false, Some(absent)) = (is_running, &absent) {
                     return Err(absent.clone());
                 }
                 let properties = service.properties().await;
-                let why = properties.as_ref().err().cloned();
-                absent.get_or_insert_with(|| why.unwrap_or_else(|| service.absent("")));
+                if !is_running {
+                    let why = properties.as_ref().err().cloned();
+                    absent = Some(why.unwrap_or_else(|| service.absent("")));
+                }
                 Ok((service, properties?))
             };
             found = match asked.await {

@@ -82,7 +82,10 @@ impl Unnamed {
         self.refuse_another()?;
         if let Some(old) = &self.old {
             take(old)?;
-            refuse_without_room(old, self.file.metadata()?.len())?;
+            // What was removed meanwhile would keep its room beside the new file until it is closed.
+            if identity(&self.place).is_some() {
+                refuse_without_room(old, self.file.metadata()?.len())?;
+            }
         }
         self.file.rewind()?;
         io::copy(&mut self.file, &mut emptied(&self.place)?).map(drop)
@@ -190,13 +193,14 @@ fn take(file: &File) -> io::Result<()> {
 }
 
 /// Refuses to write over a file what its file system has no room for, before what is in it is lost. One that can't tell
-/// is written to.
+/// is written to. Room is asked for beyond what the file has: ZFS counts all that it is asked for as missing.
 ///
 /// # Errors
 /// When there is no room for so many bytes.
 fn refuse_without_room(file: &File, bytes: u64) -> io::Result<()> {
     let before = file.metadata()?.len();
-    match fallocate(file, FallocateFlags::KEEP_SIZE, 0, bytes) {
+    let Some(more @ 1..) = bytes.checked_sub(before) else { return Ok(()) };
+    match fallocate(file, FallocateFlags::KEEP_SIZE, before, more) {
         Err(error @ (Errno::NOSPC | Errno::DQUOT | Errno::FBIG)) => {
             // Behind its end may be what there was room for.
             file.set_len(before).ok();

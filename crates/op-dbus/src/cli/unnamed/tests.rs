@@ -195,12 +195,15 @@ fn what_is_there_stays_where_there_is_no_room_for_another() {
     let folder = tempfile::tempdir().unwrap();
     let place = folder.path().join("old");
     // What becomes of it where room can't be had for this reason.
-    let written_over = |error: i32| {
-        fs::write(&place, "old").unwrap();
+    let written_over = |before: &str, is_removed: bool, error: i32| {
+        fs::write(&place, before).unwrap();
         let file = file(folder.path(), 0o600).unwrap();
         (&file).write_all(b"new, and longer").unwrap();
         let old = Some(File::options().write(true).open(&place).unwrap());
         let unnamed = Unnamed { file, place: place.clone(), old, may_replace: false };
+        if is_removed {
+            fs::remove_file(&place).unwrap();
+        }
         let ended = std::thread::spawn(move || {
             fail(libc::SYS_fallocate, Vec::new(), error);
             unnamed.take_its_place()
@@ -209,8 +212,12 @@ fn what_is_there_stays_where_there_is_no_room_for_another() {
         (refused, fs::read_to_string(&place).unwrap())
     };
     for error in [libc::ENOSPC, libc::EDQUOT, libc::EFBIG] {
-        assert_eq!(written_over(error), (Some(error), "old".to_owned()));
+        assert_eq!(written_over("old", false, error), (Some(error), "old".to_owned()));
     }
+    let written = (None, "new, and longer".to_owned());
     // Not every file system can say.
-    assert_eq!(written_over(libc::EOPNOTSUPP), (None, "new, and longer".to_owned()));
+    assert_eq!(written_over("old", false, libc::EOPNOTSUPP), written);
+    // What has as much already needs no more, and of what is gone there is nothing to lose.
+    assert_eq!(written_over("old, and no shorter", false, libc::ENOSPC), written);
+    assert_eq!(written_over("old", true, libc::ENOSPC), written);
 }
