@@ -39,10 +39,10 @@ error_names! {
     /// A text has more tokens than the model reads, and `truncate` is `error`.
     TooLong = "org.opdbus.Embedding1.Error.TooLong",
     /// There is no room now: in the queue, before the deadline, for one more stream, job, direct connection, result or
-    /// question of polkit, or for the reply. The message says when to come back, where that is known.
+    /// question of polkit, or for the reply or its vectors. The message says when to come back, where that is known.
     Overloaded = "org.opdbus.Embedding1.Error.Overloaded",
-    /// The caller's user has its share already, of the queue or of streams, jobs, direct connections, results or
-    /// questions of polkit.
+    /// The caller's user has its share already, of the queue or of streams, jobs, direct connections, results, vectors
+    /// for replies or questions of polkit.
     QuotaExceeded = "org.opdbus.Embedding1.Error.QuotaExceeded",
     /// The deadline passed before the vectors were there, or the source of texts was silent for `source_silence_s`.
     DeadlineExceeded = "org.opdbus.Embedding1.Error.DeadlineExceeded",

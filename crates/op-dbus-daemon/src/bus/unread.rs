@@ -268,22 +268,31 @@ impl Unread {
             Ok(())
         };
         // An answer may be dropped, and whoever looks is a caller that waits, too.
-        let Ok(end) = timeout(LOOK_MAX, answer).await else { return };
+        let Ok(end) = timeout(LOOK_MAX, answer).await else {
+            // It is not asked again at once.
+            if let Some(asked) = &mut self.known.lock().untold {
+                *asked = Instant::now();
+            }
+            return;
+        };
         let mut known = self.known.lock();
         let before = match &end {
             Ok(()) => known.untold.take(),
             Err(_) => known.untold.replace(Instant::now()),
         };
-        match end {
+        if end.is_ok() && before.is_some() {
             // Nobody knows what is read by now of what was sent before.
-            Ok(()) if before.is_some() => known.shares = Shares::default(),
-            // Its policy, or another kind of bus, whose accounts are the receivers'. Not each minute: some never will.
-            Err(error) if before.is_none() => {
-                info!("the bus does not tell what callers leave unread there ({error})");
-            }
-            _ => {}
+            known.shares = Shares::default();
         }
         known.shares.forget_empty();
+        // Nobody's reply waits for the log.
+        drop(known);
+        // Its policy, or another kind of bus, whose accounts are the receivers'. Not each minute: some never will.
+        if let Err(error) = end
+            && before.is_none()
+        {
+            info!("the bus does not tell what callers leave unread there ({error})");
+        }
     }
 
     async fn look_at_each(

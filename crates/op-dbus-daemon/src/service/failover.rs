@@ -137,7 +137,7 @@ impl Service {
 
     /// Looks for another provider of the same model, unless somebody else has done so since `failed` had
     /// failed.
-    async fn replace_failed(&self, failed: &Arc<Served>) -> Option<Arc<Served>> {
+    pub(super) async fn replace_failed(&self, failed: &Arc<Served>) -> Option<Arc<Served>> {
         let is_in_force = self.now().is_in_force(failed);
         let is_given_up = || failed.engine.is_failing() && !failed.is_last.load(Ordering::Relaxed);
         let overtaken = match is_in_force && is_given_up() {

@@ -112,18 +112,20 @@ impl Service {
             // Its own workers are there again.
             _ if !failed.engine.is_failing() => now.fleet.keep(failed),
             Ok(served) => self.moved(Some(served), |_| {}),
-            // No provider is at fault, and none can help: whoever calls is told, and has it looked for again.
-            Err(error) if error.is_of_model() && failed.engine.refusal().is_some() => {
-                self.fail(error);
-            }
             Err(error) => {
+                // Workers that lose what they compute, and are there, compute on.
+                failed.engine.keep_trying();
+                if error.is_of_model() && failed.engine.refusal().is_some() {
+                    // No provider is at fault, and none can help: whoever calls is told, and has it looked for again.
+                    self.fail(error);
+                    return None;
+                }
                 now.fleet.keep(failed);
                 // It is looked for every few seconds for as long as none works, which may be days.
                 match failed.is_last.swap(true, Ordering::Relaxed) {
                     true => debug!(%error, "still no other provider works"),
                     false => warn!("no other provider works either: {error}"),
                 }
-                failed.engine.keep_trying();
                 self.tell_stand_in();
                 // The same as before, and nobody to take over.
                 self.replace(|_| {});

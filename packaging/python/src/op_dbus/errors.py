@@ -67,12 +67,12 @@ class TooLong(OpDbusError, prefix=_OURS):
 
 class Overloaded(OpDbusError, prefix=_OURS):
     """The service has no room now: in its queue, before ``deadline_ms``, for one more stream, job, direct
-    connection or result, or for the reply. The message says when to come back, where that is known."""
+    connection or result, or for the reply or its vectors. The message says when to come back, where that is known."""
 
 
 class QuotaExceeded(OpDbusError, prefix=_OURS):
-    """This user has its share already, of the queue or of streams, jobs, direct connections or results: wait for
-    its earlier calls, or end one."""
+    """This user has its share already, of the queue or of streams, jobs, direct connections, results or vectors for
+    replies: wait for its earlier calls, or end one."""
 
 
 class DeadlineExceeded(OpDbusError, prefix=_OURS):

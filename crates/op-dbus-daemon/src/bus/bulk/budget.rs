@@ -28,7 +28,7 @@ pub enum Work {
 /// Results of `EmbedToFd` that one user may have in the making.
 const RESULTS_MAX: usize = 256;
 
-/// Bytes of vectors for replies that a user may have whatever others have.
+/// Bytes of vectors for replies that a user may have whatever others have, and that keep no call from its room.
 const VECTORS_MIN: u64 = 1 << 20;
 
 impl Work {
@@ -115,7 +115,8 @@ impl Budget {
     }
 
     /// Room for `bytes` of vectors that a reply to `uid` is made of. It may have much less itself, as that of `Rank`
-    /// has. A call alone always finds room, however large. Beside others a user has no more than is left free, so that
+    /// has. A call beside which there is no more than
+    /// that always finds room, however large. Beside others a user has no more than is left free, so that
     /// one who comes later finds some, as with the tokens in flight.
     ///
     /// # Errors
@@ -128,14 +129,14 @@ impl Budget {
         let (users, left) = (own.saturating_add(bytes), all_max.saturating_sub(all));
         let limit = if own < all { own_max.min(left) } else { own_max };
         let is_much = users > VECTORS_MIN;
-        if is_much && own > 0 && users > limit {
+        if is_much && own > VECTORS_MIN && users > limit {
             let message = format!(
                 "user {uid} has vectors of {own} of {limit} bytes in the making for replies and this \
                  call needs {bytes} more; wait for earlier calls"
             );
             return Err(Error::new(ErrorName::QuotaExceeded, message));
         }
-        if is_much && all > 0 && bytes > left {
+        if is_much && all > VECTORS_MIN && bytes > left {
             let message = format!(
                 "all users have vectors of {all} of {all_max} bytes in the making for replies and this \
                  call needs {bytes} more; try again later"
@@ -331,6 +332,12 @@ mod tests {
         assert_eq!(budget.vectors(2, 1 << 30).unwrap_err().name(), ErrorName::Overloaded);
         drop(large);
         drop(budget.vectors(2, 1 << 30).unwrap());
+        // Nor is it kept out by a word that is under way.
+        let word = budget.vectors(1, 4 << 10).unwrap();
+        for uid in [1, 2] {
+            drop(budget.vectors(uid, 1 << 30).unwrap());
+        }
+        drop(word);
         assert!(budget.shares.lock().is_empty());
     }
 

@@ -122,6 +122,17 @@ async fn a_device_that_alone_is_lost_with_a_text_is_left() {
     assert_eq!(embed(&service, "a").await.unwrap(), "cpu");
 }
 
+/// As where weights can't be read any more that its workers have.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_device_that_loses_a_text_computes_on_where_the_model_can_not_be_loaded_elsewhere() {
+    let root = tempfile::tempdir().unwrap();
+    let service = service(&root, spawner(false));
+    service.start().await;
+    std::fs::remove_file(root.path().join("models/tiny/model.safetensors")).unwrap();
+    embed(&service, "boom!").await.unwrap_err();
+    assert_eq!(embed(&service, "a").await.unwrap(), "ggml");
+}
+
 /// The CPU, as the next provider: it can be `broken`, and none of its workers is made while somebody has `held`.
 #[derive(Clone, Default)]
 struct Next {
@@ -171,7 +182,7 @@ async fn calls_that_leave_a_failover_have_one_successor_loaded_for_all_of_them()
     first.abort();
     first.await.unwrap_err();
     for _ in 0..10 {
-        let call = service.successor(&failed, None, CancellationToken::default(), None);
+        let call = service.replace_failed(&failed);
         assert!(call.now_or_never().is_none(), "it waits, until its client leaves");
     }
     drop(held);
